@@ -37,8 +37,9 @@ def _in_double(evaluate: Evaluated) -> Kernel:
 
     def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         with np.errstate(all="ignore"):
-            wide = [each.astype(np.float64) for each in inputs]
-            np.copyto(outputs[0], evaluate(*wide), casting="unsafe")
+            # An axis more, as NumPy makes numbers, not arrays, of arrays without any.
+            wide = [each.astype(np.float64)[None] for each in inputs]
+            np.copyto(outputs[0], evaluate(*wide)[0], casting="unsafe")
 
     return kernel
 

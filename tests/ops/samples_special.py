@@ -25,6 +25,7 @@ def samples(make: Maker) -> list[Sample]:
     return [
         *(Sample(kind, (real(5, 3),)) for kind in EVERYWHERE),
         *(Sample(kind, (positive(5, 3),)) for kind in POSITIVE),
+        *(Sample(kind, (positive(),)) for kind in ("erfc", "log_ndtr", "bessel_y0", "lgamma")),
         *(Sample(kind, (share,)) for kind in ("erfinv", "ndtri")),
         *(Sample(f"{kind}_grad", (real(5, 3), real(5, 3))) for kind in FORMULAS),
         Sample("entr_grad", (positive(5, 3), real(5, 3))),

@@ -6,6 +6,7 @@ a line each: the function, or what turns PyTorch's arguments into ours.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +14,8 @@ import plancompiler as pc
 
 Call = Callable[..., Any]
 
-ALONE = pc.Placement("cpu", [0])
-"""Where tensors are made that have no input; the suite puts the mesh of the run in its place."""
+WHERE = threading.local()
+"""Its `placement` is where a rank makes tensors that have no input."""
 
 LEFT_OUT = {
     "complex": "view_as_real view_as_complex complex conj conj_physical resolve_conj resolve_neg "
@@ -48,12 +49,23 @@ SYMMETRIC = {"linalg.eigh", "linalg.eigvalsh"}
 """Ops that read one triangle of a matrix: their gradients are compared without the antisymmetric
 part, of which nothing depends."""
 
+INEXACT = {
+    "special.bessel_j0": 1e-6,
+    "special.bessel_j1": 1e-6,
+    "special.bessel_y0": 1e-6,
+    "special.bessel_y1": 2e-6,
+}
+"""Ops that PyTorch computes less exactly than its dtype, with the bound that it keeps; between 5
+and 30 its Bessel functions err by 4e-7, as the Wronskian shows."""
+
 TRIANGLES = {"cholesky_inverse": 0, "cholesky_solve": 1}
 """Ops of which an input is a triangle, with the input's number: PyTorch's gradient goes beyond."""
 
 FORWARD_ONLY = {
     "linalg.pinv/hermitian": "PyTorch's gradient does not know that one triangle is read",
-    "normal": "PyTorch's gradient to the mean of what is drawn is zero",
+    "__rpow__": "no gradient flows to the exponent of a negative base, where PyTorch has NaN",
+    "pow": "no gradient flows to the exponent of a negative base, where PyTorch has NaN",
+    "nextafter": "it is piecewise constant and has no gradient here",
 }
 """Ops whose gradients are not compared, and why."""
 
@@ -149,6 +161,66 @@ def _linalg_norm(function):
         return function(x, ord, dim, keepdim)
 
     return call
+
+
+def _placed(function):
+    """A function that makes a tensor of nothing, where the run is."""
+
+    def call(*args, device=None, requires_grad=False, layout=None, dtype=None, **named):
+        more = {} if dtype is None else {"dtype": dtype}
+        return function(*args, placement=WHERE.placement, **more, **named)
+
+    return call
+
+
+def _filled(value):
+    def call(*shape, dtype="float32", device=None, requires_grad=False, **_):
+        extents = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        return pc.full(extents, value, dtype, WHERE.placement)
+
+    return call
+
+
+def _arange(start, stop=None, step=1, dtype="int64", placement=None):
+    start, stop = (0, start) if stop is None else (start, stop)
+    return pc.arange(start, stop, step, dtype=dtype, placement=placement)
+
+
+def _extreme_at(values, places):
+    return lambda x, dim, keepdim=False: (values(x, dim, keepdim), places(x, dim, keepdim))
+
+
+def _place(function):
+    def call(x, dim=None, keepdim=False):
+        if dim is None:
+            return function(pc.ravel(x), 0) if not keepdim else _refuse_argument("keepdim")
+        return function(x, dim, keepdim)
+
+    return call
+
+
+def _refuse_argument(name):
+    raise TypeError(f"unexpected argument {name!r}")
+
+
+def _rounded_to(x, *, decimals=0):
+    return pc.round(x) if decimals == 0 else pc.round(x * 10.0**decimals) / 10.0**decimals
+
+
+def _batch_norm(x, mean, variance, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
+    if training:
+        return pc.batch_norm(x, weight, bias, eps=eps)
+    return pc.batch_norm(x, weight, bias, mean, variance, eps)
+
+
+def _divergence(x, target, reduction="mean", log_target=False):
+    return pc.kl_div(x, pc.exp(target) if log_target else target, reduction)
+
+
+def _like(function):
+    return lambda x, dtype=None, device=None, **_: function(
+        x if dtype is None else pc.cast(x, dtype)
+    )
 
 
 def _scaled(function):
@@ -295,6 +367,27 @@ CALLS: dict[str, Call] = {
     "gather": lambda x, dim, index, sparse_grad=False: pc.gather(x, dim, index),
     "index_select": lambda x, dim, index: pc.index_select(x, index, dim),
     "eq": pc.equal,
+    "arange": _placed(_arange),
+    "linspace": _placed(pc.linspace),
+    "eye": _placed(pc.eye),
+    "zeros": _filled(0.0),
+    "ones": _filled(1.0),
+    "full": lambda shape, value, *, dtype="float32", **_: pc.full(
+        shape, value, dtype, WHERE.placement
+    ),
+    "zeros_like": _like(pc.zeros_like),
+    "ones_like": _like(pc.ones_like),
+    "full_like": lambda x, value, dtype=None, **_: pc.full_like(
+        x if dtype is None else pc.cast(x, dtype), value
+    ),
+    "equal": pc.array_equal,
+    "max/reduction_with_dim": _extreme_at(pc.max, pc.argmax),
+    "min/reduction_with_dim": _extreme_at(pc.min, pc.argmin),
+    "argmax": _place(pc.argmax),
+    "argmin": _place(pc.argmin),
+    "round": _rounded_to,
+    "nn.functional.batch_norm": _batch_norm,
+    "nn.functional.kl_div": _divergence,
     "ne": pc.not_equal,
     "lt": pc.less,
     "le": pc.less_equal,

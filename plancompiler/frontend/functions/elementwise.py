@@ -327,8 +327,12 @@ def lerp(x: Tensor, y: Tensor, weight: Tensor | float, *, out: Tensor | None = N
 
 
 @takes_out
-def masked_fill(x: Tensor, mask: Tensor, value: Scalar, *, out: Tensor | None = None) -> Tensor:
-    """`value` where the mask is True, else x."""
+def masked_fill(
+    x: Tensor, mask: Tensor, value: Tensor | Scalar, *, out: Tensor | None = None
+) -> Tensor:
+    """`value` where the mask is True, else x; a tensor as value gets a gradient, too."""
+    if isinstance(value, TensorOperators):
+        return apply_one("where", mask, value, x)
     return apply_one("where", mask, full_like(x, _number(value, x.dtype), shape=()), x)
 
 
