@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from plancompiler.boxing.graph import BoxingTaskGraph, PlacedOp
 from plancompiler.boxing.report import boxing_costs
 from plancompiler.ir import Placement, Split
+from plancompiler.ir.halo import Halo
 from plancompiler.ir.shard import element_count
 from plancompiler.ops.registry import flops_of, op_def
 
@@ -69,7 +70,7 @@ def op_seconds(placed: PlacedOp) -> float:
         for value, sbp in zip(values, layouts, strict=True):
             held: float = element_count(value.shape) * value.dtype.itemsize
             for axis, entry in enumerate(sbp):
-                if isinstance(entry, Split):
+                if isinstance(entry, (Split, Halo)):
                     shares[axis] = op.placement.hierarchy[axis]
                     held /= shares[axis]
             nbytes += held

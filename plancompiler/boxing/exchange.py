@@ -8,14 +8,19 @@ function is pure, so any rank can compute what any other rank reads.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from plancompiler.boxing.planner import BoxingStep, boxing_path
+import numpy as np
+
+from plancompiler.boxing.planner import BoxingStep, boxing_path, canonical, keeps_halo
 from plancompiler.boxing.primitives import ALPHA, BETA
 from plancompiler.ir import Broadcast, DType, NdSbp, Partial, Placement, Reduction, Split
+from plancompiler.ir.halo import Halo
 from plancompiler.ir.shard import (
+    Range,
     Region,
     balanced_range,
     element_count,
@@ -158,12 +163,22 @@ def _overlapping(
     Along a split mesh axis only the pieces that reach into the box are walked, so the work grows
     with what is found and not with the placement. `pinned` fixes coordinates of other mesh axes.
     """
+    windows: dict[Halo, Range] = {}
+    """Of halos, the piece of the other axis so far."""
 
     def descend(axis: int, region: Region, chosen: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         if axis == placement.ndim:
             yield chosen
             return
         entry, parts = sbp[axis], placement.hierarchy[axis]
+        if isinstance(entry, Halo):
+            whole = windows.get(entry, (0, entry.pieces_of))
+            for coordinate in _reaching(entry, whole, parts, box[entry.axis]):
+                low, high = balanced_range(whole[1] - whole[0], parts, coordinate)
+                windows[entry] = (whole[0] + low, whole[0] + high)
+                yield from descend(axis + 1, region, (*chosen, coordinate))
+            windows[entry] = whole
+            return
         if not isinstance(entry, Split):
             fixed = pinned[axis]
             for coordinate in range(parts) if fixed is None else (fixed,):
@@ -182,6 +197,24 @@ def _overlapping(
             yield from descend(axis + 1, narrowed, (*chosen, coordinate))
 
     yield from descend(0, tuple((0, extent) for extent in shape), ())
+
+
+def _reaching(halo: Halo, whole: Range, parts: int, box: Range) -> range:
+    """Which of the balanced pieces of `whole` may depend on an element of `box`.
+
+    Starts and stops of what pieces depend on never fall from one piece to the next.
+    """
+    extent = whole[1] - whole[0]
+    pieces = range(min(parts, extent))  # the others are empty
+
+    def start(piece: int) -> int:
+        return halo.start(whole[0] + balanced_range(extent, parts, piece)[0])
+
+    def stop(piece: int) -> int:
+        return halo.stop(whole[0] + balanced_range(extent, parts, piece)[1])
+
+    first = bisect_right(pieces, box[0], key=stop)
+    return pieces[first : bisect_left(pieces, box[1], lo=first, key=start)]
 
 
 def _piece_with(extent: int, parts: int, element: int) -> int:
@@ -229,12 +262,12 @@ def plan_boxing(
     source placement where that moves fewer bytes.
     """
     options = []
-    if src_placement == dst_placement:
+    if src_placement == dst_placement and not _needs_exchange(src_placement, src_sbp, dst_sbp):
         steps = boxing_path(src_sbp, dst_sbp, shape, dtype, src_placement.hierarchy)
         options.append(BoxingPlan(steps, None, sum(step.seconds for step in steps)))
         if len(steps) < 2:
             return options[0]
-    for middle in _middles(src_placement, src_sbp, shape):
+    for middle in _middles(src_placement, src_sbp, dst_placement, dst_sbp, shape):
         steps = boxing_path(src_sbp, middle, shape, dtype, src_placement.hierarchy)
         before = sum(step.seconds for step in steps)
         least = min((option.seconds for option in options), default=math.inf)
@@ -244,17 +277,53 @@ def plan_boxing(
     return min(options, key=lambda option: option.seconds)
 
 
-def _middles(placement: Placement, sbp: NdSbp, shape: tuple[int, ...]) -> list[NdSbp]:
+@lru_cache(maxsize=16384)
+def halo_seconds(
+    before: NdSbp, after: NdSbp, shape: tuple[int, ...], dtype: DType, hierarchy: tuple[int, ...]
+) -> tuple[tuple[BoxingStep, ...], float]:
+    """How a layout with halos is reached on a mesh: primitives, and the seconds of the exchange."""
+    mesh = _mesh(hierarchy)
+    plan = plan_boxing(mesh, before, mesh, after, shape, dtype)
+    return plan.before, plan.seconds - sum(step.seconds for step in plan.before)
+
+
+@lru_cache(maxsize=64)
+def _mesh(hierarchy: tuple[int, ...]) -> Placement:
+    """Some mesh of this hierarchy: what an exchange on it costs does not depend on ranks."""
+    return Placement("cpu", np.arange(math.prod(hierarchy)).reshape(hierarchy))
+
+
+def _needs_exchange(placement: Placement, before: NdSbp, after: NdSbp) -> bool:
+    """Whether no primitives lead from one layout to another on one placement."""
+    hierarchy = placement.hierarchy
+    return after.has_halo and not keeps_halo(
+        canonical(before, hierarchy), canonical(after, hierarchy)
+    )
+
+
+def _middles(
+    placement: Placement,
+    sbp: NdSbp,
+    dst_placement: Placement,
+    dst_sbp: NdSbp,
+    shape: tuple[int, ...],
+) -> list[NdSbp]:
     """Layouts on the source placement from which to exchange.
 
     Parts of one plain reduction can be combined at the destination; otherwise, or where it moves
     fewer bytes, they are reduced first: to broadcast, or to a split of the largest tensor axis.
+    Halos may come from neighbours once the value is split along their axis.
     """
     partial = {entry for entry in sbp if isinstance(entry, Partial)}
+    middles = []
+    if dst_sbp.has_halo and placement == dst_placement:
+        split = dst_sbp.without_halos()
+        if split != sbp:
+            middles.append(split)
     if not partial:
-        return [sbp]
+        return [sbp, *middles]
     whole = sbp.reduced()
-    middles = [whole]
+    middles.append(whole)
     if shape:
         largest = max(range(len(shape)), key=lambda axis: (shape[axis], -axis))
         middles.append(

@@ -25,6 +25,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from plancompiler.boxing.exchange import halo_seconds
 from plancompiler.boxing.graph import OpGraph
 from plancompiler.boxing.planner import boxing_path, canonical
 from plancompiler.errors import PlanCompilerError, ShapeError
@@ -245,7 +246,11 @@ class Operand:
         if self.made == wanted or wanted in self.boxed:
             return 0.0, 0.0
         moved = reduced = 0.0
-        for step in boxing_path(self.made, wanted, *self.type, hierarchy):
+        if wanted.has_halo:
+            steps, moved = halo_seconds(self.made, wanted, *self.type, hierarchy)
+        else:
+            steps = boxing_path(self.made, wanted, *self.type, hierarchy)
+        for step in steps:
             if step.primitive in (Primitive.ALL_GATHER, Primitive.ALL_TO_ALL, Primitive.SLICE):
                 # A slice is cheap, but what it splits will be gathered again by somebody.
                 moved += step.seconds

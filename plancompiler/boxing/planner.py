@@ -25,6 +25,7 @@ from plancompiler.ir import (
     Sbp,
     Split,
 )
+from plancompiler.ir.halo import Halo
 from plancompiler.ir.shard import element_count
 from plancompiler.ir.task import Primitive, TaskKind
 
@@ -74,6 +75,8 @@ def boxing_path(
     before, after = canonical(before, hierarchy), canonical(after, hierarchy)
     if before == after:
         return ()
+    if after.has_halo and not keeps_halo(before, after):
+        raise BoxingError("a halo comes by an exchange", got=f"{before} to {after}")
     # What decides which steps are legal, besides the layouts: tensor axes whose pieces are all
     # equal, however many mesh axes cut them.
     even = tuple(extent % element_count(hierarchy) == 0 for extent in shape)
@@ -90,6 +93,14 @@ def boxing_path(
             got=f"{before} to {after} for shape {shape} on a mesh {hierarchy}",
         )
     return tuple(replace(step, seconds=step.cost.seconds(nbytes)) for step in path)
+
+
+def keeps_halo(before: NdSbp, after: NdSbp) -> bool:
+    """Whether every device has all that it needs of a value in a layout with halos."""
+    return all(
+        own == wanted or (own == BROADCAST and isinstance(wanted, Halo))
+        for own, wanted in zip(before, after, strict=True)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +126,7 @@ class _Mesh:
         for layout, sbp in ((before, entry), (after, target)):
             if isinstance(sbp, Split) and not self._innermost(layout, mesh_axes, sbp.axis):
                 return None
-        return self._make(row, before, after, mesh_axes, entry, target)
+        return self.make(row, before, after, mesh_axes, entry, target)
 
     def _innermost(self, layout: NdSbp, mesh_axes: tuple[int, ...], tensor_axis: int) -> bool:
         """Whether the splits along `mesh_axes` are the last cuts of the tensor axis, as one cut.
@@ -132,7 +143,7 @@ class _Mesh:
             return False
         return len(mesh_axes) == 1 or self.even[tensor_axis]
 
-    def _make(
+    def make(
         self,
         row: PrimitiveRow,
         before: NdSbp,
@@ -141,12 +152,13 @@ class _Mesh:
         entry: Sbp,
         target: Sbp,
     ) -> BoxingStep:
+        """A step, and what it costs."""
         devices = element_count([self.hierarchy[axis] for axis in mesh_axes])
         pieces = element_count(
             [
                 extent
                 for axis, extent in enumerate(self.hierarchy)
-                if axis not in mesh_axes and isinstance(before[axis], Split)
+                if axis not in mesh_axes and isinstance(before[axis], (Split, Halo))
             ]
         )
         cost = row.cost(devices)
@@ -190,6 +202,10 @@ def _direct_path(mesh: _Mesh, before: NdSbp, after: NdSbp) -> tuple[BoxingStep, 
     None where a search is needed.
     """
     changing = tuple(axis for axis in range(len(before)) if before[axis] != after[axis])
+    if after.has_halo:
+        row = primitive_between(BROADCAST, after[changing[0]])
+        assert row is not None
+        return (mesh.make(row, before, after, changing, BROADCAST, after[changing[0]]),)
     if len(changing) > 1:
         used = [axis for axis, extent in enumerate(mesh.hierarchy) if extent > 1]
         agree = len(changing) == len(used) and len({before[axis] for axis in used}) == 1

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from plancompiler.ir.halo import Halo
 from plancompiler.ir.sbp import Broadcast, Partial, Sbp, Split
 from plancompiler.ir.task import Primitive, TaskKind
 
@@ -93,6 +94,11 @@ TABLE: tuple[PrimitiveRow, ...] = (
     # B → S: every device keeps its piece; nothing moves.
     PrimitiveRow(
         Broadcast, Split, Primitive.SLICE, TaskKind.SLICE_BOXING, lambda n: Cost(0.0, GAMMA / n)
+    ),
+    # B → H: every device keeps its piece and the halo around it; nothing moves. From any other
+    # layout a halo comes by an exchange of boxes (`exchange`).
+    PrimitiveRow(
+        Broadcast, Halo, Primitive.SLICE, TaskKind.SLICE_BOXING, lambda n: Cost(0.0, GAMMA / n)
     ),
     # B → P: the first device keeps the value, the others hold the reduction's identity.
     PrimitiveRow(

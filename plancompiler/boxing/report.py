@@ -8,6 +8,7 @@ from plancompiler.boxing.exchange import Exchange, exchange_seconds, received_by
 from plancompiler.boxing.graph import BoxingTaskGraph, TaskFamily, TensorLayout
 from plancompiler.boxing.primitives import BETA, Cost, primitive_between
 from plancompiler.ir import Split
+from plancompiler.ir.halo import Halo
 from plancompiler.ir.shard import element_count
 from plancompiler.ir.task import Primitive, TaskKind
 
@@ -110,7 +111,8 @@ def bytes_of_group(layout: TensorLayout, family: TaskFamily) -> float:
         [
             extent
             for axis, extent in enumerate(family.placement.hierarchy)
-            if axis not in family.transfer.mesh_axes and isinstance(layout.sbp[axis], Split)
+            if axis not in family.transfer.mesh_axes
+            and isinstance(layout.sbp[axis], (Split, Halo))
         ]
     )
     return element_count(layout.shape) * layout.dtype.itemsize / pieces

@@ -20,6 +20,7 @@ from plancompiler.boxing.graph import (
 from plancompiler.boxing.primitives import primitive_between
 from plancompiler.errors import VerifyError
 from plancompiler.ir import NdSbp, Placement
+from plancompiler.ir.halo import Halo
 from plancompiler.ir.sbp import Sbp, Split
 from plancompiler.ir.shard import element_count
 from plancompiler.ir.task import CROSSING, Primitive, TaskKind, require_rank_fits
@@ -178,11 +179,18 @@ class _Verifier:
 
 
 def _splits(where: object, shape: Shape, entries: Iterable[Sbp]) -> None:
+    cut: dict[int, Sbp] = {}
     for entry in entries:
-        if isinstance(entry, Split) and entry.axis >= len(shape):
+        if not isinstance(entry, (Split, Halo)):
+            continue
+        if entry.axis >= len(shape):
             raise _wrong(
                 where, "a layout splits an axis that the tensor lacks", f"{entry}, {shape}"
             )
+        if cut.setdefault(entry.axis, entry) != entry:
+            raise _wrong(where, "an axis is cut with a halo and in another way", entry)
+        if isinstance(entry, Halo) and entry.reaches[-1].extent != shape[entry.axis]:
+            raise _wrong(where, "a halo is of an axis of another extent", f"{entry}, {shape}")
 
 
 def _ascending(what: str, numbers: Sequence[int]) -> None:

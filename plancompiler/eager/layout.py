@@ -6,7 +6,12 @@ from collections.abc import Sequence
 from functools import partial
 from types import EllipsisType
 
-from plancompiler.boxing.exchange import Exchange, exchange_sources, plan_boxing
+from plancompiler.boxing.exchange import (
+    Exchange,
+    exchange_readers,
+    exchange_sources,
+    plan_boxing,
+)
 from plancompiler.boxing.planner import BoxingStep
 from plancompiler.eager.spec import Change, TensorSpec
 from plancompiler.errors import ShapeError
@@ -110,16 +115,25 @@ def _exchange(source: TensorSpec, target: TensorSpec, exchange: Exchange) -> Cha
     space = world.space(device_type)
     group = world.comm.context(ranks, device_type=device_type) if len(ranks) > 1 else None
     upload = target.inside and target.space is not space
+    readers = {rank for rank, _ in exchange_readers(exchange, world.rank)}
     sent = [
-        [
-            region_index(piece.source)
-            for piece in (exchange_sources(exchange, rank) if rank in target.placement else ())
-            if piece.rank == world.rank
-        ]
+        next(
+            (
+                region_index(piece.source)
+                for piece in (exchange_sources(exchange, rank) if rank in readers else ())
+                if piece.rank == world.rank
+            ),
+            None,
+        )
         for rank in ranks
     ]
     received = [
-        (ranks.index(piece.rank), region_index(piece.target), region_shape(piece.target))
+        (
+            ranks.index(piece.rank),
+            region_index(piece.source) if piece.rank == world.rank else None,
+            region_index(piece.target),
+            region_shape(piece.target),
+        )
         for piece in (exchange_sources(exchange, world.rank) if target.inside else ())
     ]
     fill = exchange.fill(world.rank) if target.inside else None
@@ -129,27 +143,28 @@ def _exchange(source: TensorSpec, target: TensorSpec, exchange: Exchange) -> Cha
         if source.space is not space:
             array = source.space.get(array)
         nothing = space.empty((0,), target.numpy_dtype)
-        pieces = [array[boxes[0]] if boxes else nothing for boxes in sent]
-        received = pieces if group is None else group.exchange(pieces)
+        pieces = [nothing if box is None else array[box] for box in sent]
+        by_member = pieces if group is None else group.exchange(pieces)
         if not target.inside:
             return target.empty()
-        made = assembled(received)
+        made = assembled(array, by_member)
         return target.space.put(made) if upload else made
 
-    def assembled(by_member: Sequence[Array]) -> Array:
+    def assembled(array: Array, by_member: Sequence[Array]) -> Array:
         shape_of_part = target.local_shape
         if fill is not None:
             return space.full(shape_of_part, identity_of(fill, target.dtype), target.numpy_dtype)
         if reduction is None:
             out = space.empty(shape_of_part, target.numpy_dtype)
-            for member, box, shape in received:
-                out[box] = by_member[member].reshape(shape)
+            for member, own, box, shape in received:
+                out[box] = array[own] if own is not None else by_member[member].reshape(shape)
             return out
         wide = accumulator(reduction, target.numpy_dtype)
         total = space.full(shape_of_part, identity_of(reduction, target.dtype), wide)
-        for member, box, shape in received:
+        for member, own, box, shape in received:
             place = total[box]
-            UFUNCS[reduction](place, by_member[member].reshape(shape), out=place)
+            part = array[own] if own is not None else by_member[member].reshape(shape)
+            UFUNCS[reduction](place, part, out=place)
         return total.astype(target.numpy_dtype, copy=False)
 
     return run

@@ -40,7 +40,10 @@ class OpPlan:
         self.used = used
         """The inputs in the layouts that the kernel takes."""
         self.kept = tuple(
-            wanted if got.sbp.has_partial else got for got, wanted in zip(inputs, used, strict=True)
+            world.spec(*wanted.type, wanted.placement, wanted.sbp.without_halos())
+            if got.sbp.has_partial
+            else got
+            for got, wanted in zip(inputs, used, strict=True)
         )
         """The inputs for gradient functions: partial ones as they were reduced for the op."""
         self.outputs = outputs
@@ -49,9 +52,9 @@ class OpPlan:
             for got, wanted in zip(inputs, used, strict=True)
         )
         self.reduced = tuple(
-            (slot, kept, move)
-            for slot, (got, kept, move) in enumerate(
-                zip(inputs, self.kept, self.moves, strict=True)
+            (slot, kept, move if kept is wanted else world.mode.move(got, kept))
+            for slot, (got, kept, wanted, move) in enumerate(
+                zip(inputs, self.kept, used, self.moves, strict=True)
             )
             if move is not None and kept is not got
         )

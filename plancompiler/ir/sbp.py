@@ -1,4 +1,7 @@
-"""SBP: how a tensor lies on a mesh axis (split, broadcast, partial), and on all of them (NdSbp)."""
+"""SBP: how a tensor lies on a mesh axis (split, broadcast, partial), and on all of them (NdSbp).
+
+An op may also want an input split with a halo around each piece (`halo`); no value is made so.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from plancompiler.errors import SbpAxisError, SbpLengthError, SbpSyntaxError
+from plancompiler.ir.halo import Halo, parse_halo
 
 
 class Reduction(enum.Enum):
@@ -55,7 +59,7 @@ class Partial:
         return "P" if self.reduction is Reduction.SUM else f"P({self.reduction})"
 
 
-Sbp = Split | Broadcast | Partial
+Sbp = Split | Broadcast | Partial | Halo
 
 BROADCAST = Broadcast()
 PARTIAL_SUM = Partial()
@@ -111,6 +115,14 @@ class NdSbp:
         return NdSbp(tuple(entries))
 
     @staticmethod
+    def parse(text: str) -> NdSbp:
+        """The inverse of `str`: also layouts with halos, which users do not write."""
+        if "H(" not in text:
+            return _parse_nd_sbp(text)
+        entries = text.strip().removeprefix("[").removesuffix("]").split(",")
+        return NdSbp(tuple(parse_halo(entry) or parse_sbp(entry) for entry in entries))
+
+    @staticmethod
     def broadcast(ndim: int) -> NdSbp:
         """Broadcast on each of `ndim` mesh axes."""
         return NdSbp((BROADCAST,) * ndim)
@@ -139,6 +151,18 @@ class NdSbp:
     @property
     def has_partial(self) -> bool:
         return any(isinstance(entry, Partial) for entry in self.entries)
+
+    @property
+    def has_halo(self) -> bool:
+        return any(isinstance(entry, Halo) for entry in self.entries)
+
+    def without_halos(self) -> NdSbp:
+        """The layout with a split in place of every halo, as values are made."""
+        return NdSbp(
+            tuple(
+                Split(entry.axis) if isinstance(entry, Halo) else entry for entry in self.entries
+            )
+        )
 
     def reduced(self) -> NdSbp:
         """The layout with broadcast in place of every partial entry."""

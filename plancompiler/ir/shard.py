@@ -12,6 +12,7 @@ from types import EllipsisType
 
 from plancompiler.errors import AttributeValueError
 from plancompiler.ir.placement import Placement
+from plancompiler.ir.halo import Halo
 from plancompiler.ir.sbp import NdSbp, Split
 
 Range = tuple[int, int]
@@ -52,12 +53,21 @@ def shard_region(
 ) -> Region:
     """The box of the global tensor that the device at `coordinates` holds (whole for B and P)."""
     region = [(0, extent) for extent in shape]
+    windows: dict[Halo, Range] = {}
     for entry, parts, coordinate in zip(sbp.entries, hierarchy, coordinates, strict=True):
         if isinstance(entry, Split):
-            start, stop = region[entry.axis]
-            low, high = balanced_range(stop - start, parts, coordinate)
-            region[entry.axis] = (start + low, start + high)
+            region[entry.axis] = _piece(region[entry.axis], parts, coordinate)
+        elif isinstance(entry, Halo):
+            whole = (0, entry.pieces_of)
+            windows[entry] = _piece(windows.get(entry, whole), parts, coordinate)
+            region[entry.axis] = entry.range_of(*windows[entry])
     return tuple(region)
+
+
+def _piece(whole: Range, parts: int, index: int) -> Range:
+    start, stop = whole
+    low, high = balanced_range(stop - start, parts, index)
+    return start + low, start + high
 
 
 def rank_region(shape: tuple[int, ...], placement: Placement, sbp: NdSbp, rank: int) -> Region:

@@ -371,7 +371,7 @@ class TableReader:
         self.shapes: list[Shape] = split(message.shape_extent[:], message.shape_ndim[:])
         bounds = build(_range, message.region_start[:], message.region_stop[:])
         self.regions: list[Region] = split(bounds, message.region_ndim[:])
-        self.sbps = [NdSbp.of(text) for text in pick(self.strings, message.sbp[:])]
+        self.sbps = [NdSbp.parse(text) for text in pick(self.strings, message.sbp[:])]
         files = pick(self.strings, message.source_file[:])
         self.sources = build(SourceLine, files, message.source_line[:])
         regions = pick(self.strings, message.origin_region[:])

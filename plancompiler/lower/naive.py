@@ -27,6 +27,7 @@ from plancompiler.boxing.graph import (
 )
 from plancompiler.errors import VerifyError
 from plancompiler.ir import Broadcast, DType, NdSbp, Partial, Placement, Reduction, Split
+from plancompiler.ir.halo import Halo
 from plancompiler.ir.pipeline import WHOLE_STEP
 from plancompiler.ir.shard import Region
 from plancompiler.ir.task import (
@@ -468,18 +469,26 @@ def _lines(
 @lru_cache(maxsize=65536)
 def _box(shape: tuple[int, ...], placement: Placement, sbp: NdSbp, rank: int) -> Region:
     """The box of a tensor that a rank holds: cut again along every mesh axis that splits it."""
-    box = [[0, extent] for extent in shape]
+    box = [(0, extent) for extent in shape]
+    cut: dict[Halo, tuple[int, int]] = {}
     for entry, parts, place in zip(
         sbp, placement.hierarchy, _coordinates(placement, rank), strict=True
     ):
         if isinstance(entry, Split):
-            start, stop = box[entry.axis]
-            sizes = [(stop - start) // parts] * parts
-            for longer in range((stop - start) % parts):
-                sizes[longer] += 1
-            start += sum(sizes[:place])
-            box[entry.axis] = [start, start + sizes[place]]
-    return tuple((start, stop) for start, stop in box)
+            box[entry.axis] = _cut(box[entry.axis], parts, place)
+        elif isinstance(entry, Halo):
+            cut[entry] = _cut(cut.get(entry, (0, entry.pieces_of)), parts, place)
+            box[entry.axis] = entry.range_of(*cut[entry])
+    return tuple(box)
+
+
+def _cut(whole: tuple[int, int], parts: int, place: int) -> tuple[int, int]:
+    start, stop = whole
+    sizes = [(stop - start) // parts] * parts
+    for longer in range((stop - start) % parts):
+        sizes[longer] += 1
+    start += sum(sizes[:place])
+    return start, start + sizes[place]
 
 
 def _extents(box: Region) -> tuple[int, ...]:

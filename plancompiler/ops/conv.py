@@ -18,11 +18,13 @@ import numpy as np
 
 from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.ir.op import TensorType
+from plancompiler.ir.sbp import BROADCAST, PARTIAL_SUM, Split
 from plancompiler.ir.shard import element_count
 from plancompiler.ops import depthwise
 from plancompiler.ops import kernel as blocking
 from plancompiler.ops.attributes import Int, Ints
 from plancompiler.ops.groups import GroupCount, group_split
+from plancompiler.ops.halo import needed
 from plancompiler.ops.kernel import contiguous, in_float32, scratch
 from plancompiler.ops.registry import (
     Array,
@@ -35,9 +37,11 @@ from plancompiler.ops.registry import (
     Rule,
     Tensors,
     Types,
+    Windows,
     apply,
     define_op,
 )
+from plancompiler.ops.rule import Signature
 from plancompiler.ops.window import WINDOW_ATTRS, Window, box, window_attributes, window_of
 
 _SPATIAL = {1: "[n, c, length]", 2: "[n, c, height, width]", 3: "[n, c, depth, height, width]"}
@@ -102,7 +106,8 @@ def _conv_kernel(kind: str) -> Kernel:
     def run(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         (x, weight), (out,) = inputs, outputs
         window = window_of(kind, context.attrs, weight.shape[2:])
-        if weight.shape[1] == 0 or out.size == 0:
+        window = window.within(context.input_regions[0], context.output_regions[0])
+        if x.size == 0 or out.size == 0:
             out.fill(0)
         elif _is_depthwise(context.input_shapes[1], context.attrs["groups"]):
             depthwise.convolve(context, window, x, weight, out)
@@ -183,6 +188,7 @@ def _transpose_kernel(kind: str) -> Kernel:
     def run(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         (x, weight), (out,) = inputs, outputs
         window = window_of(kind, context.attrs, weight.shape[2:])
+        window = window.within(context.output_regions[0], context.input_regions[0])
         out.fill(0)
         if x.size == 0 or out.size == 0:
             return
@@ -248,6 +254,7 @@ def _weight_kernel(kind: str) -> Kernel:
     def run(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         (x, dy), (out,) = inputs, outputs
         window = window_of(kind, context.attrs, out.shape[2:])
+        window = window.within(*context.input_regions)
         out.fill(0)
         if x.size == 0 or dy.size == 0:
             return
@@ -318,6 +325,61 @@ def _rule(ndim: int, count: GroupCount, *lines: str) -> Rule:
         return apart if count(inputs, attrs) is None else grouped
 
     return rule
+
+
+def _conv_windows(kind: str) -> Windows:
+    def windows(inputs: Types, outputs: Types, attrs: AttrMap) -> tuple[Signature, ...]:
+        (x, weight), (y,) = inputs, outputs
+        window = window_of(kind, attrs, weight.shape[2:])
+        return tuple(
+            Signature(
+                (needed(axis, y.shape[axis], window.needs(at, x.shape[axis])), BROADCAST),
+                (Split(axis),),
+            )
+            for at, axis in enumerate(range(2, len(y.shape)))
+            if y.shape[axis] > 1
+        )
+
+    return windows
+
+
+def _transpose_windows(kind: str) -> Windows:
+    def windows(inputs: Types, outputs: Types, attrs: AttrMap) -> tuple[Signature, ...]:
+        (x, weight), (y,) = inputs, outputs
+        window = window_of(kind, attrs, weight.shape[2:])
+        return tuple(
+            Signature(
+                (
+                    needed(
+                        axis,
+                        y.shape[axis],
+                        window.needs(at, y.shape[axis]).inverse(x.shape[axis]),
+                    ),
+                    BROADCAST,
+                ),
+                (Split(axis),),
+            )
+            for at, axis in enumerate(range(2, len(y.shape)))
+            if y.shape[axis] > 1
+        )
+
+    return windows
+
+
+def _weight_windows(kind: str) -> Windows:
+    def windows(inputs: Types, outputs: Types, attrs: AttrMap) -> tuple[Signature, ...]:
+        x, dy = inputs
+        window = window_of(kind, attrs, attrs["kernel"])
+        return tuple(
+            Signature(
+                (needed(axis, dy.shape[axis], window.needs(at, x.shape[axis])), Split(axis)),
+                (PARTIAL_SUM,),
+            )
+            for at, axis in enumerate(range(2, len(x.shape)))
+            if dy.shape[axis] > 1
+        )
+
+    return windows
 
 
 # --- gradients ------------------------------------------------------------------------------------
@@ -396,6 +458,7 @@ def _register(ndim: int) -> None:
         kernel=in_float32(contiguous(_conv_kernel(kind))),
         gradient=_conv_gradient(kind),
         linear=((0,), (1,)),
+        windows=_conv_windows(kind),
         extra=extra,
         legal=legal,
         flops=lambda inputs, outputs, attrs: (
@@ -403,7 +466,8 @@ def _register(ndim: int) -> None:
         ),
         precision="low",
         doc=f"x {_SPATIAL[ndim]} and weight [o, c / groups, *kernel] -> [n, o, *windows]: the "
-        "sum over channels and window of x times weight. Spatial axes stay whole.",
+        "sum over channels and window of x times weight. Along a split spatial axis each device has "
+        "a halo.",
     )
     define_op(
         f"{kind}_transpose",
@@ -420,6 +484,7 @@ def _register(ndim: int) -> None:
         kernel=in_float32(contiguous(_transpose_kernel(kind))),
         gradient=_transpose_gradient(kind),
         linear=((0,), (1,)),
+        windows=_transpose_windows(f"{kind}_transpose"),
         extra=extra,
         legal=legal,
         flops=lambda inputs, outputs, attrs: (
@@ -447,6 +512,7 @@ def _register(ndim: int) -> None:
         kernel=in_float32(contiguous(_weight_kernel(kind))),
         gradient=_weight_gradient(kind),
         linear=((0,), (1,)),
+        windows=_weight_windows(f"{kind}_weight_grad"),
         extra=extra,
         legal=legal,
         flops=lambda inputs, outputs, attrs: (

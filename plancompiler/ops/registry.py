@@ -113,6 +113,14 @@ class Extra(Protocol):
     ) -> Sequence[Signature]: ...
 
 
+class Windows(Protocol):
+    """Signatures that split an axis of windows over inputs; these have halos around their pieces
+    (`ops.halo`).
+    """
+
+    def __call__(self, inputs: Types, outputs: Types, attrs: AttrMap) -> Sequence[Signature]: ...
+
+
 class LinearIf(Protocol):
     """Whether an op is linear as it says, with inputs of these types and these attributes."""
 
@@ -178,6 +186,7 @@ class OpDef:
     """Where `linear` holds only for some dtypes or attributes; None means always."""
     reduction: Reduction | None = Reduction.SUM
     """How outputs combine when a summed-away factor is split; None forbids it."""
+    windows: Windows | None = None
     extra: Extra | None = None
     legal: Legal | None = None
     flops: int | Callable[[Types, Types, AttrMap], int] | None = None
@@ -480,9 +489,12 @@ def axis_signatures(
         line = line(inputs, outputs, named)
     linear = definition.linear if _is_linear(definition, inputs, named) else ()
     signatures = signatures_of_line(line, inputs, outputs, linear, definition.reduction)
-    if definition.extra is None:
-        return signatures
-    return tuple(dict.fromkeys((*signatures, *definition.extra(inputs, outputs, named, parts))))
+    more: list[Signature] = []
+    if definition.windows is not None:
+        more.extend(definition.windows(inputs, outputs, named))
+    if definition.extra is not None:
+        more.extend(definition.extra(inputs, outputs, named, parts))
+    return tuple(dict.fromkeys((*signatures, *more))) if more else signatures
 
 
 def _is_linear(definition: OpDef, inputs: Types, attrs: AttrMap) -> bool:

@@ -8,11 +8,13 @@ sum over windows is a loop over the few positions of a window, without padded co
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
 from plancompiler.errors import AttributeValueError, ShapeError
+from plancompiler.ir.halo import Reach
+from plancompiler.ir.shard import Region
 from plancompiler.ops.attributes import Attribute, Ints
 from plancompiler.ops.registry import AttrMap
 
@@ -52,6 +54,24 @@ class Window:
     def reach(self, axis: int) -> int:
         """Elements from the first to the last of a window."""
         return self.dilation[axis] * (self.kernel[axis] - 1) + 1
+
+    def needs(self, axis: int, extent: int) -> Reach:
+        """Which of the `extent` elements of an axis each window along it sees or passes over."""
+        first = -self.padding[axis][0]
+        return Reach(self.stride[axis], first, first + self.reach(axis) - 1, 1, extent)
+
+    def within(self, elements: Region, windows: Region) -> Window:
+        """The window as it slides over a box of the elements to make a box of the windows: what
+        the box lacks counts as padding.
+        """
+        local = []
+        for axis, ((low, high), (first, last)) in enumerate(
+            zip(elements[-self.ndim :], windows[-self.ndim :], strict=True)
+        ):
+            start = first * self.stride[axis] - self.padding[axis][0]
+            stop = (last - 1) * self.stride[axis] - self.padding[axis][0] + self.reach(axis)
+            local.append((low - start, max(0, stop - high)))
+        return replace(self, padding=tuple(local))
 
     def output_shape(self, kind: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """How many windows fit along each axis."""

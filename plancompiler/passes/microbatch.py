@@ -33,6 +33,7 @@ from plancompiler.ir import (
     Value,
     freeze_attrs,
 )
+from plancompiler.ir.halo import Halo
 from plancompiler.ir.pipeline import SCHEDULES, Pipeline, SegmentKind
 from plancompiler.ir.settings import option
 from plancompiler.ops.microbatch import ACCUMULATED
@@ -371,6 +372,8 @@ def _divides(types: Types, signature: Signature, parts: int) -> bool:
     pieces and makes the same whole value in every micro-batch has no place in a step.
     """
     for tensor, sbp in zip(types, (*signature.inputs, *signature.outputs), strict=True):
+        if isinstance(sbp, Halo):
+            return False  # pieces of a value do not overlap
         if isinstance(sbp, Split) and tensor.shape[sbp.axis] % parts:
             return False
         if isinstance(sbp, Partial) and sbp.reduction not in ACCUMULATED:
