@@ -356,6 +356,6 @@ def _receive_seconds(exchange: Exchange, dtype: DType, dst_rank: int, limit: flo
         if piece.rank != dst_rank:
             count += 1
             nbytes += element_count(region_shape(piece.source)) * dtype.itemsize
-            if count * 2 * ALPHA > limit:
+            if (1 + count) * ALPHA > limit:
                 return math.inf
-    return count * 2 * ALPHA + nbytes * BETA
+    return (1 + count) * ALPHA + nbytes * BETA if count else 0.0

@@ -111,8 +111,7 @@ def bytes_of_group(layout: TensorLayout, family: TaskFamily) -> float:
         [
             extent
             for axis, extent in enumerate(family.placement.hierarchy)
-            if axis not in family.transfer.mesh_axes
-            and isinstance(layout.sbp[axis], (Split, Halo))
+            if axis not in family.transfer.mesh_axes and isinstance(layout.sbp[axis], (Split, Halo))
         ]
     )
     return element_count(layout.shape) * layout.dtype.itemsize / pieces

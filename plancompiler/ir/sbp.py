@@ -159,9 +159,7 @@ class NdSbp:
     def without_halos(self) -> NdSbp:
         """The layout with a split in place of every halo, as values are made."""
         return NdSbp(
-            tuple(
-                Split(entry.axis) if isinstance(entry, Halo) else entry for entry in self.entries
-            )
+            tuple(Split(entry.axis) if isinstance(entry, Halo) else entry for entry in self.entries)
         )
 
     def reduced(self) -> NdSbp:

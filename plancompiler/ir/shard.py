@@ -11,8 +11,8 @@ from functools import lru_cache
 from types import EllipsisType
 
 from plancompiler.errors import AttributeValueError
-from plancompiler.ir.placement import Placement
 from plancompiler.ir.halo import Halo
+from plancompiler.ir.placement import Placement
 from plancompiler.ir.sbp import NdSbp, Split
 
 Range = tuple[int, int]

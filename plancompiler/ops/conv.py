@@ -24,7 +24,7 @@ from plancompiler.ops import depthwise
 from plancompiler.ops import kernel as blocking
 from plancompiler.ops.attributes import Int, Ints
 from plancompiler.ops.groups import GroupCount, group_split
-from plancompiler.ops.halo import needed
+from plancompiler.ops.halo import needed, over_axes
 from plancompiler.ops.kernel import contiguous, in_float32, scratch
 from plancompiler.ops.registry import (
     Array,
@@ -37,7 +37,6 @@ from plancompiler.ops.registry import (
     Rule,
     Tensors,
     Types,
-    Windows,
     apply,
     define_op,
 )
@@ -327,59 +326,37 @@ def _rule(ndim: int, count: GroupCount, *lines: str) -> Rule:
     return rule
 
 
-def _conv_windows(kind: str) -> Windows:
-    def windows(inputs: Types, outputs: Types, attrs: AttrMap) -> tuple[Signature, ...]:
-        (x, weight), (y,) = inputs, outputs
-        window = window_of(kind, attrs, weight.shape[2:])
-        return tuple(
-            Signature(
-                (needed(axis, y.shape[axis], window.needs(at, x.shape[axis])), BROADCAST),
-                (Split(axis),),
-            )
-            for at, axis in enumerate(range(2, len(y.shape)))
-            if y.shape[axis] > 1
-        )
+def _conv_windows(inputs: Types, outputs: Types, attrs: AttrMap) -> tuple[Signature, ...]:
+    (x, weight), (y,) = inputs, outputs
+    window = window_of("conv", attrs, weight.shape[2:])
 
-    return windows
+    def split(at: int, axis: int) -> Signature:
+        seen = window.needs(at, x.shape[axis])
+        return Signature((needed(axis, y.shape[axis], seen), BROADCAST), (Split(axis),))
+
+    return over_axes(y, window.ndim, split)
 
 
-def _transpose_windows(kind: str) -> Windows:
-    def windows(inputs: Types, outputs: Types, attrs: AttrMap) -> tuple[Signature, ...]:
-        (x, weight), (y,) = inputs, outputs
-        window = window_of(kind, attrs, weight.shape[2:])
-        return tuple(
-            Signature(
-                (
-                    needed(
-                        axis,
-                        y.shape[axis],
-                        window.needs(at, y.shape[axis]).inverse(x.shape[axis]),
-                    ),
-                    BROADCAST,
-                ),
-                (Split(axis),),
-            )
-            for at, axis in enumerate(range(2, len(y.shape)))
-            if y.shape[axis] > 1
-        )
+def _transpose_windows(inputs: Types, outputs: Types, attrs: AttrMap) -> tuple[Signature, ...]:
+    (x, weight), (y,) = inputs, outputs
+    window = window_of("conv", attrs, weight.shape[2:])
 
-    return windows
+    def split(at: int, axis: int) -> Signature:
+        seen_by = window.needs(at, y.shape[axis]).inverse(x.shape[axis])
+        return Signature((needed(axis, y.shape[axis], seen_by), BROADCAST), (Split(axis),))
+
+    return over_axes(y, window.ndim, split)
 
 
-def _weight_windows(kind: str) -> Windows:
-    def windows(inputs: Types, outputs: Types, attrs: AttrMap) -> tuple[Signature, ...]:
-        x, dy = inputs
-        window = window_of(kind, attrs, attrs["kernel"])
-        return tuple(
-            Signature(
-                (needed(axis, dy.shape[axis], window.needs(at, x.shape[axis])), Split(axis)),
-                (PARTIAL_SUM,),
-            )
-            for at, axis in enumerate(range(2, len(x.shape)))
-            if dy.shape[axis] > 1
-        )
+def _weight_windows(inputs: Types, outputs: Types, attrs: AttrMap) -> tuple[Signature, ...]:
+    x, dy = inputs
+    window = window_of("conv", attrs, attrs["kernel"])
 
-    return windows
+    def split(at: int, axis: int) -> Signature:
+        seen = window.needs(at, x.shape[axis])
+        return Signature((needed(axis, dy.shape[axis], seen), Split(axis)), (PARTIAL_SUM,))
+
+    return over_axes(dy, window.ndim, split)
 
 
 # --- gradients ------------------------------------------------------------------------------------
@@ -458,7 +435,7 @@ def _register(ndim: int) -> None:
         kernel=in_float32(contiguous(_conv_kernel(kind))),
         gradient=_conv_gradient(kind),
         linear=((0,), (1,)),
-        windows=_conv_windows(kind),
+        windows=_conv_windows,
         extra=extra,
         legal=legal,
         flops=lambda inputs, outputs, attrs: (
@@ -466,8 +443,8 @@ def _register(ndim: int) -> None:
         ),
         precision="low",
         doc=f"x {_SPATIAL[ndim]} and weight [o, c / groups, *kernel] -> [n, o, *windows]: the "
-        "sum over channels and window of x times weight. Along a split spatial axis each device has "
-        "a halo.",
+        "sum over channels and window of x times weight. Along a split spatial axis each device "
+        "has a halo.",
     )
     define_op(
         f"{kind}_transpose",
@@ -484,7 +461,7 @@ def _register(ndim: int) -> None:
         kernel=in_float32(contiguous(_transpose_kernel(kind))),
         gradient=_transpose_gradient(kind),
         linear=((0,), (1,)),
-        windows=_transpose_windows(f"{kind}_transpose"),
+        windows=_transpose_windows,
         extra=extra,
         legal=legal,
         flops=lambda inputs, outputs, attrs: (
@@ -512,7 +489,7 @@ def _register(ndim: int) -> None:
         kernel=in_float32(contiguous(_weight_kernel(kind))),
         gradient=_weight_gradient(kind),
         linear=((0,), (1,)),
-        windows=_weight_windows(f"{kind}_weight_grad"),
+        windows=_weight_windows,
         extra=extra,
         legal=legal,
         flops=lambda inputs, outputs, attrs: (

@@ -7,8 +7,12 @@ nothing is added up across devices.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from plancompiler.ir.halo import Halo, Reach
+from plancompiler.ir.op import TensorType
 from plancompiler.ir.sbp import Sbp, Split
+from plancompiler.ops.rule import Signature
 
 
 def needed(axis: int, pieces_of: int, *reaches: Reach) -> Sbp:
@@ -23,3 +27,17 @@ def needed(axis: int, pieces_of: int, *reaches: Reach) -> Sbp:
     if alike and reaches[-1].extent == pieces_of:
         return Split(axis)
     return Halo(axis, pieces_of, reaches)
+
+
+def over_axes(
+    cut: TensorType, ndim: int, signature: Callable[[int, int], Signature]
+) -> tuple[Signature, ...]:
+    """A signature for each of the last `ndim` axes of `cut`, the tensor whose pieces devices have:
+    `signature(place among these axes, axis)`, where there is something to split.
+    """
+    first = len(cut.shape) - ndim
+    return tuple(
+        signature(axis - first, axis)
+        for axis in range(first, len(cut.shape))
+        if cut.shape[axis] > 1
+    )

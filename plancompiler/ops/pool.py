@@ -1,7 +1,8 @@
 """Pooling over the trailing one to three axes: greatest element, average, and average to a size.
 
-Pooling treats every leading axis alike, so these split freely; the axes under the window stay
-whole. Sums and maxima over windows run over the positions of the window (see `window`).
+Pooling treats every leading axis alike, so these split freely; along a split axis under the window
+each device has a halo (see `halo`). Sums and maxima over windows run over the positions of the
+window (see `window`).
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from typing import Any
 import numpy as np
 
 from plancompiler.errors import AttributeValueError, ShapeError
+from plancompiler.ir.halo import Reach
 from plancompiler.ir.op import TensorType
-from plancompiler.ir.sbp import Partial, Reduction
-from plancompiler.ir.shard import element_count
+from plancompiler.ir.sbp import Partial, Reduction, Split
+from plancompiler.ir.shard import Region, element_count, intersect, region_index, relative
 from plancompiler.ops import kernel as blocking
 from plancompiler.ops.attributes import Bool, Ints
 from plancompiler.ops.check import (
     expect_shape,
 )
 from plancompiler.ops.gradient import by_op, of_one
+from plancompiler.ops.halo import needed, over_axes
 from plancompiler.ops.kernel import contiguous, in_float32, scratch
 from plancompiler.ops.registry import (
     Array,
@@ -30,6 +33,7 @@ from plancompiler.ops.registry import (
     Gradient,
     KernelContext,
     Types,
+    Windows,
     apply,
     define_op,
 )
@@ -58,7 +62,8 @@ def _window(kind: str, attrs: AttrMap, ndim: int) -> Window:
 
 def _planes(ndim: int, *arrays: Array) -> Iterator[tuple[Array, ...]]:
     """The arrays with their leading axes as one, in pieces that fit in cache."""
-    flat = [array.reshape(-1, *array.shape[array.ndim - ndim :]) for array in arrays]
+    leading = prod(arrays[0].shape[: arrays[0].ndim - ndim])
+    flat = [array.reshape(leading, *array.shape[array.ndim - ndim :]) for array in arrays]
     widest = max(prod(array.shape[1:]) * array.itemsize for array in flat)
     step = max(1, blocking.BLOCK_BYTES // max(1, widest))
     for start in range(0, len(flat[0]), step):
@@ -82,6 +87,22 @@ def _grad_flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
     return element_count(inputs[-1].shape) * prod(attrs["kernel"])
 
 
+def _windows(ndim: int) -> Windows:
+    """Signatures that split the windows, of an op of one input."""
+
+    def windows(inputs: Types, outputs: Types, attrs: AttrMap) -> tuple[Signature, ...]:
+        (x,), (y,) = inputs, outputs
+        window = window_of("pooling", attrs, attrs["kernel"])
+
+        def split(at: int, axis: int) -> Signature:
+            seen = window.needs(at, x.shape[axis])
+            return Signature((needed(axis, y.shape[axis], seen),), (Split(axis),))
+
+        return over_axes(y, ndim, split)
+
+    return windows
+
+
 # --- the greatest element -------------------------------------------------------------------------
 
 
@@ -103,6 +124,7 @@ def _register_max(ndim: int) -> None:
 
     def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         window = _window(kind, context.attrs, ndim)
+        window = window.within(context.input_regions[0], context.output_regions[0])
         for x, y in _planes(ndim, *inputs, *outputs):
             y.fill(-np.inf if y.dtype.kind == "f" else np.iinfo(y.dtype).min)
             for _, target, source in window.positions(x.shape[1:], y.shape[1:]):
@@ -118,7 +140,7 @@ def _register_max(ndim: int) -> None:
         """Windows, an element of each, and whether it is the window's first greatest one."""
         open_ = scratch(context, "open", y.shape, np.dtype(bool))
         open_.fill(True)
-        window = _window(grad_kind, context.attrs, ndim)
+        window = _window(grad_kind, context.attrs, ndim).within(*context.input_regions[:2])
         for _, target, source in window.positions(x.shape[1:], y.shape[1:]):
             target, source = (slice(None), *target), (slice(None), *source)
             chosen = np.equal(x[source], y[target])
@@ -127,10 +149,21 @@ def _register_max(ndim: int) -> None:
             yield target, source, chosen
 
     def grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+        # A device has the whole of each window that sees one of its elements; what lies outside of
+        # these is seen by none.
+        seen, made = context.input_regions[0][-ndim:], context.output_regions[0][-ndim:]
+        common = intersect(seen, made)
         for x, y, dy, dx in _planes(ndim, *inputs, *outputs):
-            dx.fill(0)
+            spread = dx if seen == made else scratch(context, "spread", x.shape, x.dtype)
+            spread.fill(0)
             for target, source, chosen in winners(context, x, y):
-                dx[source] += dy[target] * chosen
+                spread[source] += dy[target] * chosen
+            if spread is dx:
+                continue
+            dx.fill(0)
+            if common is not None:
+                own, read = (region_index(relative(common, each)) for each in (made, seen))
+                dx[(slice(None), *own)] = spread[(slice(None), *read)]
 
     def pick_infer(inputs: Types, attrs: AttrMap) -> Types:
         made = output_type(pick_kind, inputs, attrs)
@@ -147,6 +180,29 @@ def _register_max(ndim: int) -> None:
         whole = Partial(Reduction.MAX)
         return (Signature((whole,), (whole,)),)
 
+    def grad_windows(inputs: Types, outputs: Types, attrs: AttrMap) -> tuple[Signature, ...]:
+        x, y, _ = inputs
+        window = _window(grad_kind, attrs, ndim)
+
+        def split(at: int, axis: int) -> Signature:
+            seen = window.needs(at, x.shape[axis])
+            seen_by = seen.inverse(y.shape[axis])
+            windows = needed(axis, x.shape[axis], seen_by)
+            elements = needed(axis, x.shape[axis], seen_by, seen)
+            return Signature((elements, windows, windows), (Split(axis),))
+
+        return over_axes(x, ndim, split)
+
+    def pick_windows(inputs: Types, outputs: Types, attrs: AttrMap) -> tuple[Signature, ...]:
+        x, y, _ = inputs
+        window = _window(pick_kind, attrs, ndim)
+
+        def split(at: int, axis: int) -> Signature:
+            seen = needed(axis, y.shape[axis], window.needs(at, x.shape[axis]))
+            return Signature((seen, Split(axis), seen), (Split(axis),))
+
+        return over_axes(y, ndim, split)
+
     define_op(
         kind,
         infer=infer,
@@ -155,6 +211,7 @@ def _register_max(ndim: int) -> None:
         attrs=attrs,
         kernel=contiguous(kernel),
         gradient=by_op(kind, grad_kind),
+        windows=_windows(ndim),
         extra=extra,
         flops=_pool_flops,
         doc=f"The greatest element of each window over the last {ndim} axes; padding never wins.",
@@ -168,6 +225,7 @@ def _register_max(ndim: int) -> None:
         kernel=in_float32(contiguous(grad_kernel)),
         gradient=by_op(grad_kind, pick_kind),
         linear=((2,),),
+        windows=grad_windows,
         flops=_grad_flops,
         doc=f"The gradient of {kind}: (x, y, dy) -> dx, to the first greatest element of each "
         "window.",
@@ -181,6 +239,7 @@ def _register_max(ndim: int) -> None:
         kernel=in_float32(contiguous(pick_kernel)),
         gradient=by_op(pick_kind, grad_kind),
         linear=((2,),),
+        windows=pick_windows,
         flops=_pool_flops,
         doc=f"What {kind}_grad is transposed: (x, y, elements like x) -> the element of each "
         "window where x is greatest, the first of equal ones.",
@@ -190,13 +249,18 @@ def _register_max(ndim: int) -> None:
 # --- the average ----------------------------------------------------------------------------------
 
 
-def _counts(window: Window, spatial: Sequence[int], windows: Sequence[int], padded: bool) -> Array:
-    """What the sum of each window is divided by: all its elements, or those that are no padding."""
+def _counts(window: Window, spatial: Sequence[int], windows: Region, padded: bool) -> Array:
+    """What the sum of each window of a box is divided by: all its elements, or those that are no
+    padding.
+    """
     if padded:
         return np.full((1,) * window.ndim, float(prod(window.kernel)))
-    counts = np.zeros(tuple(windows))
-    for _, target, _ in window.positions(tuple(spatial), tuple(windows)):
-        counts[target] += 1
+    counts = np.ones((1,) * window.ndim)
+    for axis, (extent, (low, high)) in enumerate(zip(spatial, windows, strict=True)):
+        start = np.arange(low, high) * window.stride[axis] - window.padding[axis][0]
+        places = start[:, None] + np.arange(window.kernel[axis]) * window.dilation[axis]
+        inside = np.count_nonzero((places >= 0) & (places < extent), axis=1)
+        counts = counts * inside.reshape([-1 if each == axis else 1 for each in range(window.ndim)])
     return counts
 
 
@@ -211,17 +275,27 @@ def _register_average(ndim: int) -> None:
         spatial = window.output_shape(kind, shape[len(shape) - ndim :])
         return (TensorType((*shape[: len(shape) - ndim], *spatial), inputs[0].dtype),)
 
-    def prepare(context: KernelContext, x: Array, y: Array) -> tuple[Window, Array]:
+    def prepare(
+        context: KernelContext,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
+        elements: Region,
+        windows: Region,
+    ) -> tuple[Window, Array]:
+        """The window over this device's box of elements of this global shape, and what the sums of
+        its box of windows are multiplied by.
+        """
         window = _window(kind, context.attrs, ndim)
         inverse = context.state.get("inverse")
         if inverse is None:
             padded = context.attrs["count_padding"]
-            counts = _counts(window, x.shape[x.ndim - ndim :], y.shape[y.ndim - ndim :], padded)
-            inverse = context.state["inverse"] = np.reciprocal(counts).astype(x.dtype)
-        return window, inverse
+            counts = _counts(window, shape[-ndim:], windows[-ndim:], padded)
+            inverse = context.state["inverse"] = np.reciprocal(counts).astype(dtype)
+        return window.within(elements, windows), inverse
 
     def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-        window, inverse = prepare(context, inputs[0], outputs[0])
+        boxes = context.input_regions[0], context.output_regions[0]
+        window, inverse = prepare(context, inputs[0].dtype, context.input_shapes[0], *boxes)
         for x, y in _planes(ndim, *inputs, *outputs):
             y.fill(0)
             for _, target, source in window.positions(x.shape[1:], y.shape[1:]):
@@ -244,7 +318,8 @@ def _register_average(ndim: int) -> None:
         return (TensorType((*dy.shape[:leading], *size), dy.dtype),)
 
     def grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-        window, inverse = prepare(context, outputs[0], inputs[0])
+        boxes = context.output_regions[0], context.input_regions[0]
+        window, inverse = prepare(context, inputs[0].dtype, context.output_shapes[0], *boxes)
         for dy, dx in _planes(ndim, *inputs, *outputs):
             share = scratch(context, "share", dy.shape, dy.dtype)
             np.multiply(dy, inverse, out=share)
@@ -252,6 +327,16 @@ def _register_average(ndim: int) -> None:
             for _, target, source in window.positions(dx.shape[1:], dy.shape[1:]):
                 part = dx[box(slice(None), *source)]
                 np.add(part, share[box(slice(None), *target)], out=part)
+
+    def grad_windows(inputs: Types, outputs: Types, attrs: AttrMap) -> tuple[Signature, ...]:
+        (dy,), (dx,) = inputs, outputs
+        window = _window(grad_kind, attrs, ndim)
+
+        def split(at: int, axis: int) -> Signature:
+            seen_by = window.needs(at, dx.shape[axis]).inverse(dy.shape[axis])
+            return Signature((needed(axis, dx.shape[axis], seen_by),), (Split(axis),))
+
+        return over_axes(dx, ndim, split)
 
     define_op(
         kind,
@@ -262,6 +347,7 @@ def _register_average(ndim: int) -> None:
         kernel=in_float32(contiguous(kernel)),
         gradient=of_one(gradient),
         linear=((0,),),
+        windows=_windows(ndim),
         flops=_pool_flops,
         portable=False,
         doc=f"The average of each window over the last {ndim} axes, padding counted as zeros "
@@ -276,6 +362,7 @@ def _register_average(ndim: int) -> None:
         kernel=in_float32(contiguous(grad_kernel)),
         gradient=by_op(grad_kind, kind),
         linear=((0,),),
+        windows=grad_windows,
         flops=_grad_flops,
         portable=False,
         doc=f"The gradient of {kind}: dy -> dx, whose last axes have the extents `size`.",
@@ -326,11 +413,47 @@ def _register_adaptive(ndim: int) -> None:
 
     def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         (x,), (y,) = inputs, outputs
-        _along_axes(context, x, y, lambda axis: _bins(x.shape[axis], y.shape[axis], x.dtype))
+        (shape,), (size,) = context.input_shapes, context.output_shapes
+        (seen,), (made,) = context.input_regions, context.output_regions
+
+        def shares(axis: int) -> Array:
+            bins = _bins(shape[axis], size[axis], x.dtype)
+            return bins[slice(*seen[axis]), slice(*made[axis])]
+
+        _along_axes(context, x, y, shares)
 
     def grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         (dy,), (dx,) = inputs, outputs
-        _along_axes(context, dy, dx, lambda axis: _bins(dx.shape[axis], dy.shape[axis], dy.dtype).T)
+        (size,), (shape,) = context.input_shapes, context.output_shapes
+        (seen,), (made,) = context.input_regions, context.output_regions
+
+        def shares(axis: int) -> Array:
+            bins = _bins(shape[axis], size[axis], dy.dtype)
+            return bins[slice(*made[axis]), slice(*seen[axis])].T
+
+        _along_axes(context, dy, dx, shares)
+
+    def bins_of(extent: int, count: int) -> Reach:
+        return Reach(extent, 0, extent - 1, count, extent)
+
+    def windows(inputs: Types, outputs: Types, attrs: AttrMap) -> tuple[Signature, ...]:
+        (x,), (y,) = inputs, outputs
+
+        def split(at: int, axis: int) -> Signature:
+            extent, count = x.shape[axis], y.shape[axis]
+            return Signature((needed(axis, count, bins_of(extent, count)),), (Split(axis),))
+
+        return over_axes(y, ndim, split)
+
+    def grad_windows(inputs: Types, outputs: Types, attrs: AttrMap) -> tuple[Signature, ...]:
+        (dy,), (dx,) = inputs, outputs
+
+        def split(at: int, axis: int) -> Signature:
+            extent, count = dx.shape[axis], dy.shape[axis]
+            seen_by = bins_of(extent, count).inverse(count)
+            return Signature((needed(axis, extent, seen_by),), (Split(axis),))
+
+        return over_axes(dx, ndim, split)
 
     def by(other: str) -> Gradient:
         return of_one(lambda attrs, x, y, dy: apply(other, dy, size=x.shape[x.ndim - ndim :]))
@@ -344,6 +467,7 @@ def _register_adaptive(ndim: int) -> None:
         kernel=in_float32(kernel),
         gradient=by(grad_kind),
         linear=((0,),),
+        windows=windows,
         flops=2,
         portable=False,
         doc=f"Averages over the last {ndim} axes to the extents `size`, over windows as equal "
@@ -358,6 +482,7 @@ def _register_adaptive(ndim: int) -> None:
         kernel=in_float32(grad_kernel),
         gradient=by(kind),
         linear=((0,),),
+        windows=grad_windows,
         flops=lambda inputs, outputs, attrs: 2 * element_count(outputs[0].shape),
         portable=False,
         doc=f"The gradient of {kind}: dy -> dx, whose last axes have the extents `size`.",

@@ -48,7 +48,7 @@ def test_the_cheapest_signature_is_that_of_pricing_all(hierarchy, tmp_path, reco
             operands = [
                 Operand(
                     tensor,
-                    chosen.choice(candidates).inputs[slot],
+                    chosen.choice(candidates).inputs[slot].without_halos(),
                     frozenset(
                         chosen.choice(candidates).inputs[slot]
                         for _ in range(chosen.choice([0, 0, 0, 1, 2]))

@@ -28,7 +28,9 @@ LEAST = {LINE: 3_500, GRID: 6_900}
 
 @dataclass(frozen=True)
 class Call:
-    """A sample whose inputs lie as a signature says, in random parts where they are partial."""
+    """A sample whose inputs lie as a signature says, in random parts where they are partial, and
+    without the halos that it wants.
+    """
 
     sample: Sample
     signature: NdSignature
@@ -77,7 +79,7 @@ def calls_on(placement: pc.Placement, all_samples: list[Sample]) -> list[Call]:
         taken[number] += 1
         sample = all_samples[number]
         shards = tuple(
-            split(array, sbp, hierarchy, rng)
+            split(array, sbp.without_halos(), hierarchy, rng)
             for array, sbp in zip(sample.inputs, signature.inputs, strict=True)
         )
         calls.append(Call(sample, signature, shards))
@@ -113,9 +115,13 @@ def plan_of(call: Call, tensors: list[pc.DistTensor], placement: pc.Placement) -
         world.spec(*made.type, placement, sbp)
         for made, sbp in zip(chosen.outputs, signature.outputs, strict=True)
     )
-    if chosen.used == specs and chosen.outputs == wanted:
+    used = tuple(
+        world.spec(*spec.type, placement, sbp)
+        for spec, sbp in zip(specs, signature.inputs, strict=True)
+    )
+    if chosen.used == used and chosen.outputs == wanted:
         return None
-    return OpPlan(world, sample.kind, chosen.attrs, specs, specs, wanted)
+    return OpPlan(world, sample.kind, chosen.attrs, specs, used, wanted)
 
 
 def run_all(calls: list[Call], weights: dict[int, np.ndarray | None], placement: pc.Placement):
@@ -131,7 +137,8 @@ def run_all(calls: list[Call], weights: dict[int, np.ndarray | None], placement:
         world.step = STEP
         tensors = []
         for array, shards, sbp in zip(sample.inputs, call.shards, signature.inputs, strict=True):
-            tensor = pc.eager.from_local(shards[me], placement, sbp, shape=array.shape)
+            made = sbp.without_halos()
+            tensor = pc.eager.from_local(shards[me], placement, made, shape=array.shape)
             tensor.requires_grad = weight is not None and array.dtype.kind == "f"
             tensors.append(tensor)
         plan = plan_of(call, tensors, placement)

@@ -22,6 +22,7 @@ from plancompiler.ir import (
     Split,
     TensorType,
 )
+from plancompiler.ir.halo import Halo
 from plancompiler.ir.shard import (
     Region,
     balanced_range,
@@ -80,6 +81,8 @@ def split(
     Parts are made before splits and copies, so that devices which differ only along a broadcast
     axis hold the same.
     """
+    if sbp.has_halo:
+        return _with_halos(array, sbp, hierarchy, rng)
     order = sorted(
         range(len(hierarchy)),
         key=lambda axis: (isinstance(sbp[axis], Broadcast), isinstance(sbp[axis], Split), axis),
@@ -95,6 +98,21 @@ def split(
     return {
         tuple(coordinates[at] for at in position): np.ascontiguousarray(shard).reshape(shard.shape)
         for coordinates, shard in shards.items()
+    }
+
+
+def _with_halos(
+    array: np.ndarray, sbp: NdSbp, hierarchy: tuple[int, ...], rng: np.random.Generator
+) -> Shards:
+    """The shards without halos, cut out of those of an array that is whole along their axes."""
+    whole = NdSbp(
+        tuple(Broadcast() if isinstance(entry, (Halo, Split)) else entry for entry in sbp)
+    )
+    return {
+        coordinates: np.ascontiguousarray(
+            shard[region_index(shard_region(array.shape, hierarchy, sbp, coordinates))]
+        )
+        for coordinates, shard in split(array, whole, hierarchy, rng).items()
     }
 
 

@@ -113,7 +113,7 @@ def splits(kind, inputs, attrs, parts):
     return {str(one) for one in splits}
 
 
-def test_a_convolution_splits_like_a_product():
+def test_a_convolution_splits_like_a_product_and_along_space_with_a_halo():
     actual = splits("conv2d", (f32(4, 6, 8, 8), f32(8, 6, 3, 3)), {}, 2)
     assert actual == {
         "B, B -> B",
@@ -122,7 +122,13 @@ def test_a_convolution_splits_like_a_product():
         "B, S(0) -> S(1)",
         "P, B -> P",
         "B, P -> P",
+        # Window i of 6 sees elements i to i + 2 of 8.
+        "H(2 6 1:0:2:1:8), B -> S(2)",
+        "H(3 6 1:0:2:1:8), B -> S(3)",
     }
+    # A window of one element needs no halo.
+    point = splits("conv2d", (f32(4, 6, 8, 8), f32(8, 6, 1, 1)), {}, 2)
+    assert {"S(2), B -> S(2)", "S(3), B -> S(3)"} <= point
 
 
 def test_groups_split_where_they_divide():
