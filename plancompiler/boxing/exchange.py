@@ -63,10 +63,11 @@ class Exchange:
     @property
     def busiest_ranks(self) -> tuple[int, ...]:
         """Destination ranks to judge the exchange by: the first, which often reads what it has
-        itself, and the last.
+        itself, and the last. Halos reach into both neighbours of the one in the middle.
         """
         ranks = self.dst_placement.rank_list
-        return (ranks[0], ranks[-1])
+        middle = (ranks[len(ranks) // 2],) if self.dst_sbp.has_halo else ()
+        return (ranks[0], *middle, ranks[-1])
 
     def fill(self, dst_rank: int) -> Reduction | None:
         """Whose identity a destination rank holds instead of the value; None where it holds that.
@@ -321,7 +322,7 @@ def _middles(
         if split != sbp:
             middles.append(split)
     if not partial:
-        return [sbp, *middles]
+        return [*middles, sbp]
     whole = sbp.reduced()
     middles.append(whole)
     if shape:
@@ -356,6 +357,9 @@ def _receive_seconds(exchange: Exchange, dtype: DType, dst_rank: int, limit: flo
         if piece.rank != dst_rank:
             count += 1
             nbytes += element_count(region_shape(piece.source)) * dtype.itemsize
-            if (1 + count) * ALPHA > limit:
+            if count * 2 * ALPHA > limit:
                 return math.inf
-    return (1 + count) * ALPHA + nbytes * BETA if count else 0.0
+    if exchange.dst_sbp.has_halo and count:
+        # Neighbours are heard all at once: in as many rounds as in an all-to-all among as many.
+        return (1 + math.log2(1 + count)) * ALPHA + nbytes * BETA
+    return count * 2 * ALPHA + nbytes * BETA

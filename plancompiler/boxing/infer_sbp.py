@@ -27,9 +27,10 @@ from dataclasses import dataclass
 
 from plancompiler.boxing.exchange import halo_seconds
 from plancompiler.boxing.graph import OpGraph
-from plancompiler.boxing.planner import boxing_path, canonical
+from plancompiler.boxing.planner import BoxingStep, boxing_path, canonical
 from plancompiler.errors import PlanCompilerError, ShapeError
 from plancompiler.ir import BROADCAST, Job, NdSbp, Op, Split, TensorType, Value
+from plancompiler.ir.shard import element_count
 from plancompiler.ir.task import Primitive
 from plancompiler.ops.registry import mesh_signatures, op_def, piece_signatures
 from plancompiler.ops.rule import NdSignature, Signature
@@ -254,6 +255,9 @@ class Operand:
             if step.primitive in (Primitive.ALL_GATHER, Primitive.ALL_TO_ALL, Primitive.SLICE):
                 # A slice is cheap, but what it splits will be gathered again by somebody.
                 moved += step.seconds
+                if step.primitive is Primitive.ALL_TO_ALL and self._idles(step, hierarchy):
+                    # What few devices then make will be spread over all of them again.
+                    moved += step.seconds
             elif step.primitive is Primitive.REDUCE_SCATTER:
                 # Counted as an all-reduce: a split chosen only because it costs half would be
                 # gathered again by the next op. Sequence parallelism is a decision of its own.
@@ -261,6 +265,11 @@ class Operand:
             else:
                 reduced += step.seconds
         return moved, reduced
+
+    def _idles(self, step: BoxingStep, hierarchy: tuple[int, ...]) -> bool:
+        """Whether a split leaves devices without elements."""
+        devices = element_count([hierarchy[axis] for axis in step.mesh_axes])
+        return self.type.shape[step.dst_axis] < devices
 
 
 def cheapest_signature(
