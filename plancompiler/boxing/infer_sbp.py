@@ -30,6 +30,7 @@ from plancompiler.boxing.graph import OpGraph
 from plancompiler.boxing.planner import BoxingStep, boxing_path, canonical
 from plancompiler.errors import PlanCompilerError, ShapeError
 from plancompiler.ir import BROADCAST, Job, NdSbp, Op, Split, TensorType, Value
+from plancompiler.ir.halo import Halo
 from plancompiler.ir.shard import element_count
 from plancompiler.ir.task import Primitive
 from plancompiler.ops.registry import mesh_signatures, op_def, piece_signatures
@@ -230,10 +231,15 @@ class Operand:
 
         A split is left by gathering or re-splitting only. From a broadcast to a split leads a
         slice, or a reduction of what is made partial first, which costs more; a slice of nothing
-        is free.
+        is free, and so is a halo of nothing.
         """
         made = self.made
         if made == wanted or wanted in self.boxed:
+            return False
+        if any(
+            isinstance(entry, Halo) and own == Split(entry.axis)
+            for own, entry in zip(made.entries, wanted.entries, strict=True)
+        ):
             return False
         if any(
             isinstance(own, Split) and own != entry
