@@ -67,7 +67,7 @@ def describe_op(definition: OpDef) -> dict[str, Any]:
         "rule": rule if isinstance(rule, str) else "by shapes and attributes",
         "linear": [list(inputs) for inputs in definition.linear],
         "reduction": None if definition.reduction is None else definition.reduction.value,
-        "extra_signatures": definition.extra is not None,
+        "extra_signatures": (definition.extra or definition.windows) is not None,
         "gradient": definition.gradient is not None,
         "attributes": [str(attribute) for attribute in definition.attrs],
         "precision": "following" if definition.moves else definition.precision,

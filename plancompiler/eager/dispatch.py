@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
+from plancompiler.boxing.exchange import halo_seconds
 from plancompiler.boxing.infer_sbp import Operand, cheapest_signature
 from plancompiler.boxing.planner import boxing_path, canonical
 from plancompiler.eager.agreement import compare_change, compare_op
@@ -199,10 +200,18 @@ def _chosen(
 
 
 def _report(kind: str, inputs: Specs, used: Specs) -> None:
-    """Say once, at INFO, that an op gathers an input, which costs more than reducing it."""
+    """Say once, at INFO, that an op gathers an input or its halo, which costs more than reducing
+    it.
+    """
     if not logger.isEnabledFor(logging.INFO):
         return
     for got, wanted in zip(inputs, used, strict=True):
-        steps = boxing_path(got.sbp, wanted.sbp, *got.type, got.placement.hierarchy)
-        if any(step.primitive in _MOVING for step in steps):
+        hierarchy = got.placement.hierarchy
+        if wanted.sbp.has_halo:
+            _, seconds = halo_seconds(got.sbp, wanted.sbp, *got.type, hierarchy)
+            moves = seconds > 0
+        else:
+            steps = boxing_path(got.sbp, wanted.sbp, *got.type, hierarchy)
+            moves = any(step.primitive in _MOVING for step in steps)
+        if moves:
             logger.info("%s (%s) uses %s as %s", kind, user_line(), got, wanted.sbp)

@@ -20,11 +20,11 @@ def needed(axis: int, pieces_of: int, *reaches: Reach) -> Sbp:
     along `axis` what the reaches say, one after another: a split where that is the element at its
     own place.
     """
-    alike = all(
+    in_place = all(
         each.scale == each.divisor and 0 <= each.first <= each.last < each.divisor
         for each in reaches
     )
-    if alike and reaches[-1].extent == pieces_of:
+    if in_place and reaches[-1].extent == pieces_of:
         return Split(axis)
     return Halo(axis, pieces_of, reaches)
 

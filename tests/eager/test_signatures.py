@@ -71,7 +71,11 @@ def calls_on(placement: pc.Placement, all_samples: list[Sample]) -> list[Call]:
     results: dict[object, list[tuple[int, NdSignature]]] = {}
     for number, sample in enumerate(all_samples):
         for signature in signatures_on(sample, hierarchy):
-            key = (sample.kind, _alike(signature)) if placement.ndim > 1 else (number, signature)
+            key = (
+                (sample.kind, _without_reaches(signature))
+                if placement.ndim > 1
+                else (number, signature)
+            )
             results.setdefault(key, []).append((number, signature))
     taken = [0] * len(all_samples)
     calls = []
@@ -87,7 +91,7 @@ def calls_on(placement: pc.Placement, all_samples: list[Sample]) -> list[Call]:
     return calls
 
 
-def _alike(signature: NdSignature) -> tuple[object, ...]:
+def _without_reaches(signature: NdSignature) -> tuple[object, ...]:
     """The signature with a mark for each halo: how far these reach follows from the shapes."""
     return tuple(
         tuple(("halo", entry.axis) if isinstance(entry, Halo) else entry for entry in sbp)
