@@ -135,6 +135,8 @@ def test_gradients_flow_to_what_was_selected_and_put():
     assert x.grad is not None
     assert v.grad is not None
     assert x.grad.numpy().tolist() == [2.0, 0.0, 0.0, 0.0]
+    values, places = pc.max_with_index(pc.tensor([[1.0, 3.0, 3.0], [2.0, 0.0, -1.0]], ALONE))
+    assert (values.numpy().tolist(), places.numpy().tolist()) == ([3.0, 2.0], [1, 0])
     assert v.grad.numpy().tolist() == [5.0, 0.0]
 
 

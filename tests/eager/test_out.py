@@ -236,6 +236,7 @@ CALLS = {
     "zeta": lambda m: call(m.tensor(np.linspace(1.5, 9, 24).reshape(4, 6)), m.unit(4, 6)),
     "unsqueeze": lambda m: call(m.real(4, 6), 0),
     "where": lambda m: call(m.truth(4, 6), m.real(4, 6), 1.0),
+    **each("max_with_index min_with_index", lambda m: call(m.real(4, 6), 1)),
     "argwhere": lambda m: call(m.truth(4, 6), 30),
     "broadcast_arrays": lambda m: call(m.real(4, 1), m.real(6)),
     "diff": lambda m: call(m.real(4, 6)),

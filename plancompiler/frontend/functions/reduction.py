@@ -28,8 +28,10 @@ __all__ = [
     "cumsum",
     "logsumexp",
     "max",
+    "max_with_index",
     "mean",
     "min",
+    "min_with_index",
     "norm",
     "prod",
     "sort",
@@ -279,6 +281,42 @@ def min(
 ) -> Tensor:
     """Smallest element over axes (all by default)."""
     return x.min(axis, keepdims)
+
+
+@takes_out
+def max_with_index(
+    x: Tensor,
+    axis: int = -1,
+    keepdims: bool = False,
+    *,
+    out: Sequence[Tensor | None] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Greatest element along an axis and its index as int64; the first of equal ones, to which the
+    whole gradient goes.
+    """
+    return _at(x, x.argmax(axis, keepdims=True), _axis(x, axis), keepdims)
+
+
+@takes_out
+def min_with_index(
+    x: Tensor,
+    axis: int = -1,
+    keepdims: bool = False,
+    *,
+    out: Sequence[Tensor | None] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Smallest element along an axis and its index as int64; the first of equal ones, to which the
+    whole gradient goes.
+    """
+    return _at(x, argmin(x, axis, keepdims=True), _axis(x, axis), keepdims)
+
+
+def _at(x: Tensor, index: Tensor, axis: int, keepdims: bool) -> tuple[Tensor, Tensor]:
+    values = apply_one("take_along_axis", x, index, axis=axis)
+    if keepdims:
+        return values, index
+    shape = (*x.shape[:axis], *x.shape[axis + 1 :])
+    return values.reshape(shape), index.reshape(shape)
 
 
 @takes_out
