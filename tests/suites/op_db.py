@@ -476,7 +476,8 @@ def totals(results: dict[str, Outcome | None]) -> Counter[str]:
     for outcome in results.values():
         counts["variants"] += 1
         if outcome is not None:
-            counts["mapped"] += 1
+            counts["mapped"] += outcome.counts["equal"] > 0
+            counts["refused altogether"] += outcome.counts["equal"] == 0
             counts.update(outcome.counts)
             counts["runs"] += outcome.counts.total()
     return counts
@@ -521,6 +522,7 @@ def write_table(page: Path, results: dict[str, Outcome | None]) -> None:
         ("op variants in the database", counts["variants"]),
         ("of these left out (see below)", left_out),
         ("variants that map to a function", counts["mapped"]),
+        ("variants of which every call is refused", counts["refused altogether"]),
         ("runs", counts["runs"]),
         ("equal", counts["equal"]),
         ("refused", counts["refused"]),

@@ -381,6 +381,19 @@ CALLS: dict[str, Call] = {
         x if dtype is None else pc.cast(x, dtype), value
     ),
     "equal": pc.array_equal,
+    "meshgrid": lambda *tensors, indexing="ij": pc.meshgrid(
+        *(tensors[0] if isinstance(tensors[0], (list, tuple)) else tensors), indexing=indexing
+    ),
+    "nonzero": lambda x, *, as_tuple=False: pc.nonzero(x) if as_tuple else pc.argwhere(x),
+    "rand_like": lambda x, dtype=None, **_: _like(pc.rand_like)(x, dtype),
+    "randn_like": lambda x, dtype=None, **_: _like(pc.randn_like)(x, dtype),
+    "uniform": lambda x, low=0.0, high=1.0: x.uniform_(low, high),
+    "normal/in_place": lambda x, mean=0.0, std=1.0: x.normal_(mean, std),
+    "exponential": lambda x, rate=1.0: x.exponential_(rate),
+    "searchsorted": lambda edges, x, *, out_int32=False, right=False, side="left": pc.cast(
+        pc.searchsorted(edges, x, side="right" if right else side),
+        "int32" if out_int32 else "int64",
+    ),
     "max/reduction_with_dim": _extreme_at(pc.max, pc.argmax),
     "min/reduction_with_dim": _extreme_at(pc.min, pc.argmin),
     "argmax": _place(pc.argmax),

@@ -207,10 +207,11 @@ def tensor_split(
     the places that are listed.
     """
     extent = x.shape[_axis(x, axis)]
-    if isinstance(parts, int):
-        if parts < 1:
+    if not isinstance(parts, (list, tuple)):
+        count, *more = whole_numbers("parts", parts)
+        if count < 1 or more:
             raise AttributeValueError("tensor_split makes 1 piece or more", got=parts)
-        ranges = [balanced_range(extent, parts, index) for index in range(parts)]
+        ranges = [balanced_range(extent, count, index) for index in range(count)]
         return split(x, [stop - start for start, stop in ranges], axis)
     places = [
         min(max(each + extent if each < 0 else each, 0), extent)
