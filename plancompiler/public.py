@@ -25,7 +25,7 @@ from plancompiler.errors import (
     TracingError,
     UsageError,
 )
-from plancompiler.frontend import data, nn, optim
+from plancompiler.frontend import data, layouts, nn, optim
 from plancompiler.frontend import functions as _functions
 from plancompiler.frontend.autodiff import gradients
 from plancompiler.frontend.checkpoint import checkpoint
@@ -178,6 +178,7 @@ __all__ = [
     "init",
     "input",
     "job",
+    "layouts",
     "linalg",
     "manual_seed",
     "nn",

@@ -93,7 +93,7 @@ def test_a_folder_is_compiled_and_shows_the_authors_names_and_lines(folder, tmp_
     command("compile", folder / "model", "--ranks", 2, "--out", tmp_path / "plans", *settings)
     shown = CliRunner().invoke(cli, ["inspect", str(tmp_path / "plans"), "--rank", "0"])
     assert "layers.0.weight" in shown.output
-    assert "make.py:10" in shown.output
+    assert "make.py:11" in shown.output
 
 
 def test_wrong_settings_and_files(folder, tmp_path):

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from operator import index
-from typing import Any, Self, SupportsIndex
+from typing import Any, Protocol, Self, SupportsIndex, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -186,6 +186,18 @@ class Buffer(Parameter):
         super().__init__(shape, dtype, init, init_args, trainable=False, name=name)
 
 
+Place = tuple[Placement, NdSbp]
+"""Where a parameter lives, and how it is split there."""
+
+
+@runtime_checkable
+class Layout(Protocol):
+    """A layout of a whole module; `pc.layouts` makes them."""
+
+    def places(self, module: Module, mesh: Placement) -> Mapping[str, Place]:
+        """Where parameters live, by name; the others live on all of the mesh, as a whole."""
+
+
 class Module:
     """Base of all layers. Subclasses set parameters and modules as attributes and define `forward`:
 
@@ -285,19 +297,28 @@ class Module:
         """All parameters, in the order of their names' definition."""
         return [parameter for _, parameter in self.named_parameters()]
 
-    def place(self, placement: Placement, sbp: Mapping[str, SbpLike] | None = None) -> Self:
+    def place(
+        self, placement: Placement, sbp: Mapping[str, SbpLike] | Layout | None = None
+    ) -> Self:
         """Put all parameters on `placement`, with an SBP per dotted name (default: broadcast).
 
         In a name, `*` stands for any text: `{"*.query.weight": ["B", "S(0)"]}`. The first that
-        matches a parameter counts; one that is tied may be meant by any of its names. Raises
+        matches a parameter counts; one that is tied may be meant by any of its names. Instead of
+        names, `sbp` may be a layout that `pc.layouts` makes. Raises
         UsageError for a name that no parameter has, SbpLengthError or SbpAxisError for an SBP that
         does not fit the mesh or the parameter.
         """
         names: dict[Parameter, list[str]] = {}
         for name, parameter in self.named_parameters(remove_duplicate=False):
             names.setdefault(parameter, []).append(name)
+        if isinstance(sbp, Layout):
+            places = sbp.places(self, placement)
+            for parameter, several in names.items():
+                where = (places[name] for name in several if name in places)
+                parameter.place(*next(where, (placement, None)))
+            return self
         every = "\n".join(name for several in names.values() for name in several)
-        patterns = {given: _pattern(given) for given in sbp or {}}
+        patterns = {given: name_pattern(given) for given in sbp or {}}
         unknown = [name for name, pattern in patterns.items() if not pattern.search(every)]
         if unknown:
             raise UsageError(
@@ -543,7 +564,7 @@ def _all_names(module: Module, prefix: str) -> Iterator[tuple[str, Parameter]]:
         yield from _all_names(child, f"{prefix}{child_name}.")
 
 
-def _pattern(name: str) -> re.Pattern[str]:
+def name_pattern(name: str) -> re.Pattern[str]:
     """What matches a name with `*` for any text, in a text with a name in each line."""
     return re.compile(f"^{re.escape(name).replace(re.escape('*'), '.*')}$", re.MULTILINE)
 
