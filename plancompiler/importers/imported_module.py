@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
 
@@ -11,6 +11,7 @@ import numpy as np
 from plancompiler.errors import FeedError, ModelImportError, PlanCompilerError, UsageError
 from plancompiler.frontend import functions
 from plancompiler.frontend.nn.module import Module, Parameter
+from plancompiler.frontend.nn.normalization import refuse_second_update
 from plancompiler.frontend.trace import JobBuilder, constant, current_recorder
 from plancompiler.hooks.eager_world import eager_world
 from plancompiler.importers.graph import Array, Graph, Node, Ref, filled, refs_in
@@ -55,7 +56,11 @@ class ImportedModel(ImportedModule):
         self.rules = rules
         self.arguments = arguments
         self.training = training
+        self.tensors = dict(tensors)
         self._exported = training
+        self._traced: Callable[[int], Graph] | None = None
+        self._graphs: dict[int, Graph] = {}
+        """For other sizes of the batch than the example's."""
         for name, parameter in tensors.items():
             *path, last = name.split(".")
             module: Module = self
@@ -75,13 +80,25 @@ class ImportedModel(ImportedModule):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the original computes, in training or evaluation mode as it was exported."""
-        given = self.arguments.bound(args, kwargs)
+        given, size = self.arguments.bound(args, kwargs)
+        graph = self.graph
+        if size is not None and self._traced is not None:
+            if size not in self._graphs:
+                self._graphs[size] = self._traced(size)
+            graph = self._graphs[size]
         tensors = dict(self.named_parameters(remove_duplicate=False))
-        run = GraphRun(self.graph, self.rules, given, tensors)
+        run = GraphRun(graph, self.rules, given, tensors)
         run.run()
-        for value, new in self.graph.mutated.items():
-            _assign(tensors[self.graph.parameters[value]].value, run.tensor(new.name))
-        return filled(self.graph.output, lambda ref: run.tensor(ref.name))
+        for value, new in graph.mutated.items():
+            _assign(tensors[graph.parameters[value]].value, run.tensor(new.name))
+        return filled(graph.output, lambda ref: run.tensor(ref.name))
+
+    def free(self, axes: Mapping[str, int], traced: Callable[[int], Graph]) -> None:
+        """Let these axes of inputs have other sizes than in the example, for which `traced` makes
+        graphs.
+        """
+        self.arguments.axes = dict(axes)
+        self._traced = traced
 
     def call_with(self, tensors: Mapping[str, Any]) -> Any:
         """What the model returns for these tensors, by the names of `graph.inputs`, and the other
@@ -108,6 +125,7 @@ def _assign(state: Value, new: Value) -> None:
     """A buffer takes a new value at the end of the step."""
     recorder = current_recorder()
     if isinstance(recorder, JobBuilder):
+        refuse_second_update(state, "assign")
         with recorder.phase(Phase.UPDATE):
             state._apply("assign", (state, new), {})  # noqa: SLF001  # what every tensor has
     else:
@@ -122,10 +140,14 @@ class Arguments:
         """`template` has the arguments by name and in order, with `Ref`s for tensors."""
         self.template = dict(template)
         self.inputs = dict(inputs)
+        self.axes: dict[str, int] = {}
+        """Of inputs: the axis that may have another size, all of them the same."""
 
-    def bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The tensors of a call by the names of inputs; UsageError or FeedError for others than
-        those of the example.
+    def bound(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], int | None]:
+        """The tensors of a call by the names of inputs, and the size of their batch where it is not
+        the example's; UsageError or FeedError for others than those of the example.
         """
         if len(args) > len(self.template):
             raise UsageError(
@@ -156,11 +178,28 @@ class Arguments:
                     source=user_line(),
                     expected=f"({', '.join(self.template)})",
                 )
-        return tensors
+        return tensors, self._size(tensors)
+
+    def _size(self, tensors: Mapping[str, Any]) -> int | None:
+        sizes = {name: tensors[name].shape[axis] for name, axis in self.axes.items()}
+        if len(set(sizes.values())) > 1:
+            raise FeedError(
+                "the inputs of the model have batches of different sizes",
+                source=user_line(),
+                got=", ".join(f"{name} {size}" for name, size in sizes.items()),
+            )
+        usual = any(
+            self.inputs[name].shape[axis] == sizes[name] for name, axis in self.axes.items()
+        )
+        return None if usual or not sizes else next(iter(sizes.values()))
 
     def _match(self, name: str, wanted: Any, value: Any, tensors: dict[str, Any]) -> None:
         if isinstance(wanted, Ref):
             expected = self.inputs[wanted.name]
+            axis = self.axes.get(wanted.name)
+            if axis is not None and len(getattr(value, "shape", ())) > axis:
+                free = (*expected.shape[:axis], value.shape[axis], *expected.shape[axis + 1 :])
+                expected = TensorType(free, expected.dtype)
             if not isinstance(value, TensorOperators) or (
                 (value.shape, value.dtype) != (expected.shape, expected.dtype)
             ):

@@ -31,7 +31,9 @@ _ASSERTIONS = ("aten._assert", "aten.sym_constrain", "aten._print", "aten.sym_si
 """Beginnings of targets that compute nothing."""
 
 
-def from_torch(module: Any, example: Any = None) -> ImportedModel:
+def from_torch(
+    module: Any, example: Any = None, *, batch: str | Sequence[str] | None = None
+) -> ImportedModel:
     """A PyTorch model as a module of this package, with the weights that it has.
 
     `module` is an `nn.Module`, an `ExportedProgram`, or the path of a `.pt2` file. `example` has
@@ -40,6 +42,10 @@ def from_torch(module: Any, example: Any = None) -> ImportedModel:
     result takes the arguments of the example and returns the structure that the original returns.
     Weights are copied; those on the `meta` device are missing until they are loaded. Tied weights
     stay one parameter.
+
+    `batch` names axes that may have another size in later calls, such as `"input_ids:0"`: all
+    inputs whose axis of that number is as long have the same size. For each size the module, which
+    is kept, is traced once again.
 
     Loading a `.pt2` file runs PyTorch's loader: treat such a file as code.
 
@@ -50,7 +56,77 @@ def from_torch(module: Any, example: Any = None) -> ImportedModel:
     program = _exported(torch, module, example)
     is_module = isinstance(module, torch.nn.Module)
     name = type(module).__name__ if is_module else "Module"
-    return _Reader(torch, program).model(name, module.training if is_module else None)
+    model = _Reader(torch, program).model(name, module.training if is_module else None)
+    if batch is not None:
+        if not is_module:
+            raise UsageError(
+                "only a module can be traced for other sizes of its batch",
+                source=user_line(),
+                got=type(module).__name__,
+                hint="import the nn.Module",
+            )
+        axes = _free_axes(batch, model.graph.inputs)
+
+        def traced(size: int) -> Graph:
+            resized = _resized(torch, model, example, axes, size)
+            return _Reader(torch, _exported(torch, module, resized)).graph(dict(model.tensors))
+
+        model.free(axes, traced)
+    return model
+
+
+def _free_axes(batch: str | Sequence[str], inputs: Mapping[str, TensorType]) -> dict[str, int]:
+    """Which axis of each input is the batch: those that are named, and those like them."""
+    named: dict[str, int] = {}
+    for each in (batch,) if isinstance(batch, str) else batch:
+        name, _, axis = each.rpartition(":")
+        known = inputs.get(name)
+        if known is None or not axis.isdecimal() or int(axis) >= len(known.shape):
+            raise UsageError(
+                "there is no such axis of an input",
+                source=user_line(),
+                got=repr(each),
+                expected="an input and an axis, such as 'input_ids:0', of "
+                + ", ".join(f"{name} {known}" for name, known in inputs.items()),
+            )
+        named[name] = int(axis)
+    alike = {(axis, inputs[name].shape[axis]) for name, axis in named.items()}
+    for name, tensor in inputs.items():
+        for at, size in alike:
+            if len(tensor.shape) > at and tensor.shape[at] == size:
+                named.setdefault(name, at)
+    if len({size for _, size in alike}) > 1:
+        raise UsageError(
+            "the axes of a batch have different sizes in the example",
+            source=user_line(),
+            got=", ".join(f"{name} {inputs[name]}" for name in named),
+        )
+    return named
+
+
+def _resized(
+    torch: Any, model: ImportedModel, example: Any, axes: Mapping[str, int], size: int
+) -> Any:
+    """The example with batches of another size, whose rows are those that it has, over and over."""
+    args, kwargs = _arguments(torch, example)
+    named = dict(zip(model.arguments.template, args, strict=False)) | kwargs
+
+    def resize(structure: Any, value: Any) -> Any:
+        if isinstance(structure, Ref):
+            axis = axes.get(structure.name)
+            if axis is None:
+                return value
+            rows = torch.arange(size, device=value.device) % value.shape[axis]
+            return value.index_select(axis, rows)
+        if isinstance(structure, Mapping):
+            return {name: resize(each, value[name]) for name, each in structure.items()}
+        if isinstance(structure, (list, tuple)):
+            return type(structure)(map(resize, structure, value))
+        return value
+
+    template = model.arguments.template
+    made = {name: resize(template[name], value) for name, value in named.items()}
+    return tuple(made.values()) if args else made  # an example has one kind of arguments
 
 
 def _torch() -> Any:
@@ -133,14 +209,29 @@ class _Reader:
         """Tensors that are known, by the names of graph nodes."""
         self._numbers: dict[str, Any] = {}
         """What is no tensor."""
+        self._user_inputs: list[Any] = []
+        """What the caller gives, in order: references, and values that are no tensors."""
 
     def model(self, name: str, training: bool | None) -> ImportedModel:
         """The module that computes what the program does, of this name and mode."""
+        tensors = self._tensors()
+        graph = self.graph(tensors)
+        return ImportedModel(
+            name,
+            graph,
+            TORCH_RULES,
+            self._called_with(graph.inputs),
+            tensors,
+            self._training() if training is None else training,
+        )
+
+    def graph(self, tensors: Mapping[str, Parameter]) -> Graph:
+        """The graph of what the program computes of these parameters and buffers."""
         torch = self._torch
         program, signature = self._program, self._program.graph_signature
-        tensors, parameters = self._tensors()
+        parameters: dict[str, str] = {}
         inputs: dict[str, TensorType] = {}
-        user_inputs: list[Any] = []
+        user_inputs = self._user_inputs
         mutated = set(signature.buffers_to_mutate.values())
         for spec in signature.input_specs:
             kind, argument = spec.kind.name, spec.arg
@@ -148,7 +239,7 @@ class _Reader:
                 known = program.state_dict.get(spec.target)
                 fixed = kind == "BUFFER" and spec.target not in mutated
                 if fixed and not known.is_floating_point() and known.device.type != "meta":
-                    self._constants[argument.name] = known
+                    self._constants[argument.name] = known.clone()
                 else:
                     parameters[argument.name] = spec.target
             elif kind in ("BUFFER", "CONSTANT_TENSOR"):
@@ -189,16 +280,9 @@ class _Reader:
         graph = replace(graph, constants=constants)
         require_rules(graph, TORCH_RULES)
         try_graph(graph, TORCH_RULES, tensors)
-        return ImportedModel(
-            name,
-            graph,
-            TORCH_RULES,
-            self._called_with(user_inputs, inputs),
-            tensors,
-            self._training() if training is None else training,
-        )
+        return graph
 
-    def _tensors(self) -> tuple[dict[str, Parameter], dict[str, str]]:
+    def _tensors(self) -> dict[str, Parameter]:
         """Parameters and buffers by the author's names; those that are tied are one."""
         torch, program = self._torch, self._program
         made: dict[Any, Parameter] = {}
@@ -219,7 +303,7 @@ class _Reader:
                 else:
                     made[key] = Buffer(kind.shape, kind.dtype, init)
             tensors[name] = made[key]
-        return tensors, {}
+        return tensors
 
     def _known(self, name: str) -> Any:
         """A constant of the program, or a buffer that is not saved."""
@@ -230,7 +314,7 @@ class _Reader:
                 got=f"{name} on the meta device",
                 hint="make the buffers of the model on the CPU; its parameters may stay on meta",
             )
-        return tensor
+        return tensor.clone()
 
     def _training(self) -> bool:
         """Whether the program was exported in training mode, as its batch norms and dropouts say;
@@ -356,10 +440,8 @@ class _Reader:
                 )
         return _unflattened(self._program.call_spec.out_spec, iter(returned)), changed
 
-    def _called_with(
-        self, user_inputs: Sequence[Any], inputs: Mapping[str, TensorType]
-    ) -> Arguments:
-        args, kwargs = _unflattened(self._program.call_spec.in_spec, iter(user_inputs))
+    def _called_with(self, inputs: Mapping[str, TensorType]) -> Arguments:
+        args, kwargs = _unflattened(self._program.call_spec.in_spec, iter(self._user_inputs))
         template = {
             each.name if isinstance(each, Ref) else f"args_{number}": each
             for number, each in enumerate(args)

@@ -71,6 +71,8 @@ def _gelu(x: Any, approximate: str = "none") -> Any:
 
 
 def _softplus(x: Any, beta: float = 1, threshold: float = 20) -> Any:
+    if threshold < 15:  # above it PyTorch takes x itself, which is the same to float32's rounding
+        raise _refused("softplus", threshold, "a threshold of at least 15")
     return f.softplus(x) if beta == 1 else f.softplus(x * beta) * (1 / beta)
 
 
@@ -645,6 +647,8 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
+    if scale_grad_by_freq:
+        raise _refused("embedding", "scale_grad_by_freq=True", "False")
     rows = f.embedding(weight, ids)
     if padding_idx < 0:
         return rows
@@ -881,7 +885,9 @@ def _cross_entropy(
         raise _refused("cross entropy", "weights of classes", "none")
     logits = _classes_last(logits)
     if labels.dtype.is_floating:
-        losses = -(_classes_last(labels) * f.log_softmax(logits, -1)).sum(-1)
+        share = label_smoothing / logits.shape[-1]
+        target = _classes_last(labels) * (1 - label_smoothing) + share
+        losses = -(target * f.log_softmax(logits, -1)).sum(-1)
         return _reduced(losses, reduction)
     losses = f.cross_entropy(logits, labels, "none", ignore_index)
     if label_smoothing:

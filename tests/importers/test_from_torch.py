@@ -265,6 +265,34 @@ def test_arguments_that_are_not_those_of_the_example(gpt2):
             model(ids, ids, ids, ids)
 
 
+def test_a_batch_of_another_size():
+    module, example = made("gpt2")
+    model = pc.from_torch(module, example, batch="input_ids:0").place(ONE)
+    for size in (4, 6, 2):
+        rows = torch.randint(0, 48, (size, 12))
+        with torch.no_grad():
+            expected = float(module(input_ids=rows, labels=rows).loss)
+        given = pc.tensor(rows.numpy(), ONE)
+        assert model(given, labels=given).loss.item() == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(FeedError, match="different sizes"):
+        model(given, labels=pc.tensor(np.zeros((3, 12), np.int64), ONE))
+    with pytest.raises(FeedError, match=r"int64\[2, 8\]"):
+        model(pc.tensor(np.zeros((2, 8), np.int64), ONE), labels=given)
+    for wrong in ("input_ids:2", "tokens:0", "input_ids"):
+        with pytest.raises(UsageError, match="no such axis"):
+            pc.from_torch(module, example, batch=wrong)
+
+
+def test_running_statistics_are_updated_once_in_a_step():
+    module = nn.BatchNorm1d(3)
+    model = pc.from_torch(module.train(), (torch.zeros(4, 3),)).place(ONE)
+    with pc.job("twice"):
+        x = pc.input("x", (4, 3), "float32", ONE)
+        pc.output("y", model(x))
+        with pytest.raises(pc.JobError, match="twice"):
+            model(x)
+
+
 def test_a_model_stays_in_its_mode(gpt2):
     _, _, model = gpt2
     assert not model.training
@@ -405,6 +433,7 @@ class Operations(nn.Module):
             "exact": nn.functional.gelu(x) + nn.functional.gelu(x, approximate="tanh"),
             "filled": x.masked_fill(x > 0, float("-inf")).clamp(min=-3),
             "smooth": nn.functional.cross_entropy(x[:2], ids[:, 0] % 4, label_smoothing=0.1),
+            "shares": nn.functional.cross_entropy(x, x.softmax(-1).flip(0), label_smoothing=0.2),
         }
 
 
