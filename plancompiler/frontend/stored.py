@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -22,7 +23,7 @@ from plancompiler.errors import OutputError
 from plancompiler.ir import DType, TensorType
 from plancompiler.ir.arguments import path_text
 from plancompiler.ir.user_cache import user_cache_folder
-from plancompiler.ir.whole_file import write_whole
+from plancompiler.ir.whole_file import UNFINISHED, write_whole
 from plancompiler.ops.stored import stored_tensor
 from plancompiler.plan.arrays import array_pieces
 
@@ -66,10 +67,12 @@ def kept_array(array: Array) -> Stored:
     try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, array_pieces({_KEY: whole}, {}))
-        else:
-            with contextlib.suppress(OSError):  # a cache that may only be read
-                os.utime(path)
+            own = path.with_name(f"{secrets.token_hex(8)}{UNFINISHED}")
+            write_whole(own, array_pieces({_KEY: whole}, {}))
+            # A file that is there stays: ranks may be reading it.
+            with contextlib.suppress(FileExistsError):
+                os.link(own, path)
+            own.unlink()
     except OSError as error:
         raise OutputError(
             "an array of a job cannot be written", got=f"{path}: {error.strerror or error}"

@@ -78,6 +78,17 @@ def test_equal_arrays_are_one_file():
     assert len(list(Path(first.file).parent.iterdir())) == 3
 
 
+def test_a_file_that_others_read_is_not_replaced(monkeypatch):
+    kept = Path(kept_array(WEIGHT).file)
+    before = kept.stat()
+    # Another process has seen no file, and writes it at the same time.
+    monkeypatch.setattr(Path, "exists", lambda self: False)
+    assert kept_array(WEIGHT).file == str(kept)
+    after = kept.stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert [each.name for each in kept.parent.iterdir()] == [kept.name]
+
+
 def test_kept_arrays_can_be_removed():
     kept = kept_array(WEIGHT)
     result = CliRunner().invoke(cli, ["cache", "clear", "--arrays", "--json"])

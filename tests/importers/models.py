@@ -105,6 +105,71 @@ causal(
     ),
 )
 
+causal(
+    "qwen2_moe",
+    lambda: transformers.Qwen2MoeConfig(
+        **GROUPED,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+        experts_implementation="batched_mm",
+    ),
+)
+causal(
+    "bloom",
+    lambda: transformers.BloomConfig(n_layer=2, hidden_size=32, n_head=4, vocab_size=VOCABULARY),
+)
+
+
+@model
+def deberta() -> Made:
+    config = transformers.DebertaV2Config(
+        **SIZES, relative_attention=True, pos_att_type=["p2c", "c2p"]
+    )
+    ids = tokens()
+    return transformers.DebertaV2ForMaskedLM(config), {"input_ids": ids, "labels": ids.clone()}
+
+
+@model
+def bart() -> Made:
+    config = transformers.BartConfig(
+        encoder_layers=2,
+        decoder_layers=2,
+        d_model=32,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=48,
+        decoder_ffn_dim=48,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=32,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=2,
+        forced_eos_token_id=2,
+    )
+    made = transformers.BartForConditionalGeneration(config)
+    return made, {"input_ids": tokens(), "labels": tokens(8), "use_cache": False}
+
+
+@model
+def swin() -> Made:
+    config = transformers.SwinConfig(
+        image_size=32,
+        patch_size=4,
+        embed_dim=16,
+        depths=[2, 1],
+        num_heads=[2, 4],
+        window_size=4,
+        num_labels=5,
+        drop_path_rate=0.0,
+    )
+    return transformers.SwinForImageClassification(config), {
+        "pixel_values": images(),
+        "labels": classes(),
+    }
+
 
 @model
 def bert() -> Made:
