@@ -342,11 +342,3 @@ def test_an_input_may_be_called_self() -> None:
         pc.output("y", pc.input("self", (2,), "float32", pc.Placement("cpu", [0])) + 1.0)
     with pc.run(job) as session:
         np.testing.assert_array_equal(session.step(self=np.zeros(2, np.float32))["y"], 1)
-
-
-def test_the_mean_of_nothing_is_refused_with_the_line() -> None:
-    with (
-        pytest.raises(pc.ShapeError, match=r"mean of no elements.*test_session\.py"),
-        pc.job("empty"),
-    ):
-        pc.input("x", (0, 4), "float32", pc.Placement("cpu", [0])).mean()

@@ -20,6 +20,7 @@ def of(p: eager.Profile, what: str, name: str) -> ProfileRow:
     return row
 
 
+@pytest.mark.processes
 def test_ops_kernels_collectives_and_compiled_functions_are_counted() -> None:
     def program() -> tuple[eager.Profile, int]:
         w = pc.tensor(np.ones((6, 4)), PAIR, requires_grad=True)
@@ -81,6 +82,7 @@ def test_who_was_waited_for_is_named() -> None:
     assert late.waited == {}
 
 
+@pytest.mark.processes
 def test_a_trace_is_written(tmp_path: Path) -> None:
     mesh = pc.Placement("cpu", [0])
     x = pc.tensor(np.ones((4, 4)), mesh)

@@ -38,6 +38,8 @@ WITHOUT = {
         ),
     },
     "chosen from all numbers at once": {"unique"},
+    "steps from number to number": {"nextafter"},
+    "a series without a formula of its slope": {"zeta"},
     "steers the scale of a loss": {"found_inf", "loss_scale_update"},
     "made by a pass, after gradients": {
         "accumulate",

@@ -181,6 +181,7 @@ def test_an_option_says_where_they_meet() -> None:
     assert (place.endpoint, place.rank, place.leads()) == ("node0:1", 1, False)
 
 
+@pytest.mark.processes
 def test_who_was_told_to_save_before_the_first_one_came_says_so_after_its_greeting() -> None:
     """The first process takes nothing from agents that it does not know."""
     numbers: list[int] = []
@@ -215,6 +216,7 @@ def test_who_was_told_to_save_before_the_first_one_came_says_so_after_its_greeti
     assert not any(each.name in {"requests", "beats"} for each in threading.enumerate())
 
 
+@pytest.mark.processes
 def test_a_process_that_was_told_to_end_is_not_waited_for() -> None:
     """Also where the first one may start all again; one that is lost may come back."""
     place = Nodes(2, 2, f"127.0.0.1:{free_port()}", "the secret", 0)
@@ -246,6 +248,7 @@ def test_who_waits_for_a_first_process_says_so(monkeypatch: pytest.MonkeyPatch) 
         _await_leader(place, None, 1, threading.Event(), 0.0, note)
 
 
+@pytest.mark.processes
 def test_a_first_process_that_cannot_leave_its_secret_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -270,7 +270,7 @@ def _structural(make: _Maker, directory: Path) -> list[Sample]:
     tokens, arrays = str(directory / "tokens.bin"), str(directory / "arrays.npz")
     make.whole(200, 500).astype(np.uint8).tofile(tokens)
     np.savez(arrays, rows=make.real(11, 3))
-    stored = {"file": str(directory / "stored.safetensors"), "key": "w"}
+    stored = {"file": str(directory / f"stored_{make.dtype}.safetensors"), "key": "w"}
     save_file({"w": make.real(5, 3)}, stored["file"])
     batch = {"paths": (arrays,), "key": "rows", "batch": 5, "shape": (3,), "dtype": str(make.dtype)}
     return [

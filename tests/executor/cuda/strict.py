@@ -29,6 +29,7 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "empty_like": ("prototype", "dtype", "order", "subok", "shape"),
     "flatnonzero": ("a",),
     "flip": ("a", "axis"),
+    "isclose": ("a", "b", "rtol", "atol", "equal_nan"),
     "may_share_memory": ("a", "b", "max_work"),
     "moveaxis": ("a", "source", "destination"),
     "nonzero": ("a",),
