@@ -90,12 +90,12 @@ def _free_axes(batch: str | Sequence[str], inputs: Mapping[str, TensorType]) -> 
                 + ", ".join(f"{name} {known}" for name, known in inputs.items()),
             )
         named[name] = int(axis)
-    alike = {(axis, inputs[name].shape[axis]) for name, axis in named.items()}
+    batched = {(axis, inputs[name].shape[axis]) for name, axis in named.items()}
     for name, tensor in inputs.items():
-        for at, size in alike:
+        for at, size in batched:
             if len(tensor.shape) > at and tensor.shape[at] == size:
                 named.setdefault(name, at)
-    if len({size for _, size in alike}) > 1:
+    if len({size for _, size in batched}) > 1:
         raise UsageError(
             "the axes of a batch have different sizes in the example",
             source=user_line(),

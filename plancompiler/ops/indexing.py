@@ -425,6 +425,7 @@ define_op(
     attrs=(Ints("extents"),),
     kernel=_ravel_kernel,
     elementwise=True,
+    portable=False,
     doc="The places in row-major order of elements of a tensor with these extents, from their "
     "indices along each axis; negative ones count from the end, and one outside fails the run.",
 )

@@ -73,6 +73,7 @@ define_op(
     flops=lambda inputs, outputs, attrs: (
         math.prod(inputs[1].shape) * max(1, inputs[0].shape[0].bit_length())
     ),
+    portable=False,
     doc="(sorted [n], values) -> for each value the place at which it would be put in front of "
     "equal ones (side 'left') or behind them ('right'), as int64.",
 )
