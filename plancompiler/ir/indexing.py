@@ -143,9 +143,10 @@ def _listed(tensor: Tensor, entry: Any) -> Any:
 
 def _no_index(entry: Any) -> IndexingError:
     return IndexingError(
-        "an index is not a whole number, a slice, `...`, None, or a list or tensor of whole "
-        "numbers or truth values",
+        "this is no index",
         got=type(entry).__name__ if not _is_tensor(entry) else str(entry.dtype),
+        expected="a whole number, a slice, `...`, None, or a list or tensor of whole numbers or "
+        "truth values",
     )
 
 

@@ -81,7 +81,9 @@ def _expect_outside(kind: str, axis: int, x: tuple[int, ...], other: TensorType)
         if each != axis
     ):
         raise ShapeError(
-            f"the inputs of {kind} must agree outside axis {axis}", got=f"{x} and {other.shape}"
+            f"the inputs of {kind} must agree outside axis {axis}",
+            got=f"{x} and {other.shape}",
+            expected=f"{len(x)} axes, equal but for axis {axis}",
         )
 
 

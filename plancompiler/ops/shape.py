@@ -166,7 +166,9 @@ def _concat_infer(inputs: Types, attrs: AttrMap) -> Types:
             or tensor.shape[axis + 1 :] != first[axis + 1 :]
         ):
             raise ShapeError(
-                f"the inputs of concat must agree outside axis {axis}", got=describe(inputs)
+                f"the inputs of concat must agree outside axis {axis}",
+                got=describe(inputs),
+                expected=f"{len(first)} axes, equal but for axis {axis}",
             )
     extent = sum(tensor.shape[axis] for tensor in inputs)
     return (TensorType((*first[:axis], extent, *first[axis + 1 :]), dtype),)

@@ -197,6 +197,7 @@ def test_the_reference_imports_nothing_that_it_checks() -> None:
         "plancompiler.boxing.graph",
         "plancompiler.errors",
         "plancompiler.ir",
+        "plancompiler.ir.halo",
         "plancompiler.ir.pipeline",
         "plancompiler.ir.task",
         "plancompiler.ops.registry",
