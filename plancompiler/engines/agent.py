@@ -97,7 +97,8 @@ class Agent:
             addresses=_free_addresses(self._connection.own_host, order.ranks),
         )
         on_greeted()
-        threading.Thread(target=self._beat, name="beats", daemon=True).start()
+        beats = threading.Thread(target=self._beat, name="beats", daemon=True)
+        beats.start()
         try:
             return self._serve()
         finally:
@@ -105,6 +106,7 @@ class Agent:
             self._end()
             self._connection.send("gone")
             self._connection.close()
+            beats.join()
 
     def leave(self, *, for_good: bool = False) -> None:
         """End everything; the engine wants this agent to go, or (`for_good`) the user does, and it
