@@ -199,6 +199,7 @@ def job_of_all() -> pc.Job:
     return job
 
 
+@pytest.mark.processes
 def test_a_job_gives_the_same_in_all_modes_and_moves_the_halos(whole):
     job = job_of_all()
     compiled = {mode: compile_plans(job, RANKS, mode) for mode in MODES}
