@@ -337,6 +337,7 @@ class ProfiledPlan(OpPlan):
         self.local = self._local()
         shapes = _shown((*inputs, *outputs))
         self.call_row = profile.row(OP, kind, shapes)
+        # Over the methods of this one plan: what calls them need not know of profiles.
         self.call = profile.timed(self.call, self.call_row)  # type: ignore[method-assign]
         self.update = profile.timed(self.update, self.call_row)  # type: ignore[method-assign]
         backward = profile.row(OP, f"{kind} backward", shapes)

@@ -187,24 +187,34 @@ class DataLoader(Closing):
         waiting: deque[Future[_Read]] = deque()
         try:
             for each in numbers:
-                waiting.append(pool.submit(_read, each))
+                waiting.append(self._asked(pool, each))
                 if len(waiting) > self._ahead:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
-        except (BrokenProcessPool, PicklingError, AttributeError) as error:
-            self.close()
-            raise DataError(
-                "a process that reads data has ended, or what it is to read cannot be sent to it",
-                source=user_line(),
-                got=str(error) or type(error).__name__,
-                hint="dataset and functions must be importable (not defined in __main__'s "
-                "functions), and a program that starts processes begins with "
-                "`if __name__ == '__main__':`",
-            ) from error
+        except BrokenProcessPool as error:
+            raise self._ended(error) from error
         finally:
             for future in waiting:
                 future.cancel()
+
+    def _asked(self, pool: ProcessPoolExecutor, numbers: _Numbers) -> Future[_Read]:
+        try:
+            return pool.submit(_read, numbers)
+        # What cannot be pickled; errors of the user's functions come with the results.
+        except (BrokenProcessPool, PicklingError, AttributeError) as error:
+            raise self._ended(error) from error
+
+    def _ended(self, error: Exception) -> DataError:
+        self.close()
+        return DataError(
+            "a process that reads data has ended, or what it is to read cannot be sent to it",
+            source=user_line(),
+            got=str(error) or type(error).__name__,
+            hint="dataset and functions must be importable (not defined in __main__'s "
+            "functions), and a program that starts processes begins with "
+            "`if __name__ == '__main__':`",
+        )
 
     def _open_pool(self) -> ProcessPoolExecutor:
         if self._pool is None:

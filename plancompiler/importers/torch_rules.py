@@ -34,7 +34,7 @@ def _refused(what: str, got: object, expected: str) -> UsageError:
 
 def _axes(x: Any, dim: int | Sequence[int] | None) -> int | list[int] | None:
     """Axes of a reduction; none of them means all."""
-    return None if dim is None or dim == [] or dim == () else dim  # type: ignore[return-value]
+    return None if dim is None or dim == [] or dim == () else dim  # type: ignore[return-value]  # of any rule
 
 
 # --- elementwise ----------------------------------------------------------------------------------
