@@ -121,6 +121,8 @@ class EagerSteps:
         self._cohorts: list[list[int]] = []
         """Places in `updated` of those that have missed as many steps."""
         self._said = False
+        self._rate: tuple[float, Any, Tensor] | None = None
+        """The latest rate, where it lies, and its tensor: most steps have that of the last one."""
 
     def minimize(
         self, loss: Tensor, parameters: Parameters | None, clip_norm: float | None
@@ -227,7 +229,11 @@ class EagerSteps:
 
     def _rate_on(self, world: Any, placement: Any, group: ParameterGroup) -> Tensor:
         if not world.mode.traces:
-            return world.number(rate_at(group.schedule, self.done), placement)
+            rate = rate_at(group.schedule, self.done)
+            kept = self._rate
+            if kept is None or kept[0] != rate or kept[1] is not placement or world.compares:
+                kept = self._rate = rate, placement, world.number(rate, placement)
+            return kept[2]
         before = sum(len(steps.rates) for steps in world.mode.steps)
         return world.source(placement, "learning_rate", fed_rate(before + group.number))[0]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from inspect import signature
 from typing import Any, cast
 from weakref import WeakKeyDictionary, ref
@@ -464,9 +465,14 @@ _NAMES = {
 """What users call some of the attributes of updates."""
 
 
-def attributes_of(kind: str, numbers: Mapping[str, Any]) -> dict[str, AttrValue]:
+def attributes_of(kind: str, numbers: Mapping[str, Any]) -> Mapping[str, AttrValue]:
     """The attributes of an update by a group's numbers."""
-    named = {_NAMES.get(name, name): value for name, value in numbers.items()}
+    return _attributes_of(kind, tuple(numbers.items()))
+
+
+@lru_cache
+def _attributes_of(kind: str, numbers: tuple[tuple[str, Any], ...]) -> Mapping[str, AttrValue]:
+    named = {_NAMES.get(name, name): value for name, value in numbers}
     if "betas" in named:
         named["beta1"], named["beta2"] = named["betas"]
     if named.get("maximize"):

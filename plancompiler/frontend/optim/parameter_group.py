@@ -180,7 +180,9 @@ def listed(parameters: Parameters) -> list[Any]:
             got=type(parameters).__name__,
             hint="a model, model.parameters(), or [tensor]",
         )
-    given = [each[1] if _is_named(each) else each for each in parameters]
+    given = [
+        each[1] if isinstance(each, tuple) and _is_named(each) else each for each in parameters
+    ]
     for each in given:
         if not isinstance(each, Parameter) and not hasattr(each, "_apply"):
             raise UsageError(
@@ -192,8 +194,8 @@ def listed(parameters: Parameters) -> list[Any]:
     return given
 
 
-def _is_named(each: object) -> bool:
-    return isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], str)
+def _is_named(each: tuple[Any, ...]) -> bool:
+    return len(each) == 2 and isinstance(each[0], str)
 
 
 def grouped(parameters: Parameters) -> list[dict[str, Any]]:
