@@ -11,15 +11,17 @@ from __future__ import annotations
 import importlib
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from typing import Any
 
 from plancompiler.errors import ModelImportError, UsageError
 from plancompiler.frontend.nn.module import Buffer, Parameter
+from plancompiler.importers.flat_program import flat_program
 from plancompiler.importers.graph import Array, Fields, Graph, Node, Ref, live_nodes
 from plancompiler.importers.imported_module import Arguments, ImportedModel
+from plancompiler.importers.meta_buffers import computed_buffers
 from plancompiler.importers.recognition import recognized
 from plancompiler.importers.torch_rules import TORCH_RULES
 from plancompiler.importers.trial import require_rules, try_graph
@@ -56,7 +58,8 @@ def from_torch(
     program = _exported(torch, module, example)
     is_module = isinstance(module, torch.nn.Module)
     name = type(module).__name__ if is_module else "Module"
-    model = _Reader(torch, program).model(name, module.training if is_module else None)
+    known = computed_buffers(torch, module) if is_module else {}
+    model = _Reader(torch, program, known).model(name, module.training if is_module else None)
     if batch is not None:
         if not is_module:
             raise UsageError(
@@ -69,7 +72,8 @@ def from_torch(
 
         def traced(size: int) -> Graph:
             resized = _resized(torch, model, example, axes, size)
-            return _Reader(torch, _exported(torch, module, resized)).graph(dict(model.tensors))
+            program = _exported(torch, module, resized)
+            return _Reader(torch, program, known).graph(dict(model.tensors))
 
         model.free(axes, traced)
     return model
@@ -145,6 +149,7 @@ def _torch() -> Any:
 
 def _exported(torch: Any, module: Any, example: Any) -> Any:
     """The exported program with functional operations, and no submodules."""
+    own = not isinstance(module, torch.export.ExportedProgram)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if isinstance(module, (str, PathLike)):
@@ -159,6 +164,11 @@ def _exported(torch: Any, module: Any, example: Any) -> Any:
                 ) from None
         if isinstance(module, torch.nn.Module):
             args, kwargs = _arguments(torch, example)
+            tensors = [*module.parameters(), *module.buffers()]
+            if tensors and all(each.device.type == "meta" for each in tensors):
+                args, kwargs = torch.utils._pytree.tree_map_only(  # noqa: SLF001  # see `_arguments`
+                    torch.Tensor, lambda tensor: tensor.to("meta"), (args, kwargs)
+                )
             try:
                 module = torch.export.export(module, args, kwargs, strict=False)
             except Exception as error:
@@ -176,7 +186,7 @@ def _exported(torch: Any, module: Any, example: Any) -> Any:
                 got=type(module).__name__,
                 expected="an nn.Module, an ExportedProgram or the path of a .pt2 file",
             )
-        return module.run_decompositions({})
+        return flat_program(torch, module, TORCH_RULES, own)
 
 
 def _arguments(torch: Any, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -186,6 +196,17 @@ def _arguments(torch: Any, example: Any) -> tuple[tuple[Any, ...], dict[str, Any
             source=user_line(),
             expected="its arguments: a tuple, or a dict of keywords",
         )
+    seen: set[int] = set()
+
+    def apart(value: Any) -> Any:
+        # The export takes one tensor that is given twice for one input, whatever it gets later.
+        if isinstance(value, torch.Tensor):
+            if id(value) in seen:
+                value = value.detach().clone().requires_grad_(value.requires_grad)
+            seen.add(id(value))
+        return value
+
+    example = torch.utils._pytree.tree_map(apart, example)  # noqa: SLF001  # what the export uses
     if isinstance(example, Mapping):
         return (), dict(example)
     if isinstance(example, torch.Tensor):
@@ -201,9 +222,13 @@ def _first_lines(error: Exception, count: int = 3) -> str:
 class _Reader:
     """One exported program."""
 
-    def __init__(self, torch: Any, program: Any) -> None:
+    def __init__(self, torch: Any, program: Any, computed: Mapping[str, Any]) -> None:
+        """`computed` has values of buffers that are on the meta device; see `computed_buffers`."""
         self._torch = torch
         self._program = program
+        self._computed = computed
+        self._unknown: dict[str, str] = {}
+        """Constants that have no value: graph node → the author's name."""
         self._shown: dict[str, str] = {}
         self._constants: dict[str, Any] = {}
         """Tensors that are known, by the names of graph nodes."""
@@ -243,7 +268,7 @@ class _Reader:
                 else:
                     parameters[argument.name] = spec.target
             elif kind in ("BUFFER", "CONSTANT_TENSOR"):
-                self._constants[argument.name] = self._known(spec.target)
+                self._keep_known(argument.name, spec.target)
             elif kind == "USER_INPUT":
                 if hasattr(argument, "value"):
                     self._numbers[argument.name] = argument.value
@@ -272,6 +297,7 @@ class _Reader:
         graph = recognized(replace(graph, nodes=live_nodes(graph)))
         used = {ref.name for node in graph.nodes for ref in node.refs}
         used |= {ref.name for ref in graph.results()}
+        self._require_known(used)
         constants = {
             value: _array(torch, tensor)
             for value, tensor in self._constants.items()
@@ -305,16 +331,28 @@ class _Reader:
             tensors[name] = made[key]
         return tensors
 
-    def _known(self, name: str) -> Any:
-        """A constant of the program, or a buffer that is not saved."""
+    def _keep_known(self, value: str, name: str) -> None:
+        """Keep a constant of the program, or a buffer that is not saved."""
         tensor = self._program.constants.get(name, self._program.state_dict.get(name))
         if tensor is None or tensor.device.type == "meta":
+            tensor = self._computed.get(name)
+        if tensor is None:
+            self._unknown[value] = name
+        else:
+            self._constants[value] = tensor.clone()
+
+    def _require_known(self, used: Collection[str]) -> None:
+        """ModelImportError where values that the graph needs are not known."""
+        missing = [name for value, name in self._unknown.items() if value in used]
+        if missing:
             raise ModelImportError(
-                "a tensor that is part of the model, and not of its weights, has no value",
-                got=f"{name} on the meta device",
-                hint="make the buffers of the model on the CPU; its parameters may stay on meta",
+                "tensors that are part of the model, and not of its weights, have no value",
+                source=user_line(),
+                got=", ".join(missing) + " on the meta device",
+                expected="values, or a method that computes them (reset_parameters, or "
+                "_init_weights of transformers)",
+                hint="make these buffers on the CPU; parameters may stay on meta",
             )
-        return tensor.clone()
 
     def _training(self) -> bool:
         """Whether the program was exported in training mode, as its batch norms and dropouts say;

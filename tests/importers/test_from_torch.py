@@ -8,7 +8,7 @@ import pytest
 import plancompiler as pc
 from plancompiler.errors import FeedError, ModelImportError, UsageError
 from plancompiler.importers.rules import TORCH_RULES
-from tests.importers.models import made, torch
+from tests.importers.models import MODELS, made, torch
 from tests.importers.training import (
     ADAM,
     DP,
@@ -328,6 +328,92 @@ def test_a_model_on_the_meta_device_has_its_shapes_and_no_weights(tmp_path):
     }
     with pytest.raises(pc.errors.DataError, match=r"0\.weight' has no initial value"):
         model.place(ONE)(pc.tensor(np.zeros((2, 3), np.float32), ONE))
+
+
+def test_buffers_on_the_meta_device_are_computed_from_the_configuration():
+    """Rotary frequencies and position ids, which no file of weights has."""
+    for name in ("llama", "gemma3", "opt", "whisper_encoder", "clip"):
+        module, example = made(name)
+        with torch.device("meta"):
+            empty, _ = MODELS[name]()
+        with torch.no_grad():
+            expected = module(**example)
+        model = pc.from_torch(empty.eval(), example).place(ONE)
+        state = module.state_dict()
+        for key, parameter in model.named_parameters():
+            assert parameter.init == "missing", key
+            parameter.init, parameter._stored = "stored", state[key].numpy().copy()
+        given = {
+            key: pc.tensor(value.numpy(), ONE) if torch.is_tensor(value) else value
+            for key, value in example.items()
+        }
+        assert all(each.device.type == "meta" for each in empty.buffers())
+        result = model(**given)[0].numpy()
+        np.testing.assert_allclose(result, expected[0].numpy(), rtol=1e-4, atol=1e-5)
+
+
+class Frequencies(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("known", torch.arange(3.0), persistent=False)
+        self.register_buffer("random", torch.rand(3), persistent=False)
+        self.register_buffer("unused", torch.rand(3), persistent=False)
+
+    def reset_parameters(self):
+        self.known.copy_(torch.arange(3.0))
+        self.random.uniform_()
+
+    def forward(self, x):
+        return x * self.known + self.random
+
+
+def test_buffers_on_the_meta_device_that_nothing_computes():
+    with torch.device("meta"):
+        module = Frequencies()
+    with pytest.raises(ModelImportError, match=r"have no value.*Got: random on the meta device"):
+        pc.from_torch(module, (torch.ones(3),))
+    assert module.known.device.type == "meta"
+
+
+class PartlyFrozen(nn.Module):
+    """A scale that is no part of the gradient, computed with and without changes in place."""
+
+    def __init__(self, in_place):
+        super().__init__()
+        self.in_place = in_place
+        self.weight = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+
+    def forward(self, x):
+        with torch.no_grad():
+            scale = self.weight * 2
+            if self.in_place:
+                scale += x
+        return (x * scale * self.weight).sum()
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("exported", [False, True])
+def test_gradients_stop_at_no_grad(in_place, exported):
+    module, x = PartlyFrozen(in_place), torch.tensor([1.0, -1.0, 2.0])
+    module(x).backward()
+    source = torch.export.export(module, (x,), strict=False) if exported else module
+    model = pc.from_torch(source, None if exported else (x,)).place(ONE)
+    model(pc.tensor(x.numpy(), ONE)).backward()
+    gradient = model.weight.value.grad
+    np.testing.assert_allclose(gradient.numpy(), module.weight.grad.numpy(), rtol=1e-6)
+    again = pc.from_torch(source, None if exported else (x,))
+    assert again.graph.nodes == model.graph.nodes, "importing changed the program"
+
+
+def test_a_tensor_that_the_example_has_twice_is_two_inputs():
+    class Difference(nn.Module):
+        def forward(self, a, b):
+            return a - 2 * b
+
+    x = torch.ones(3)
+    model = pc.from_torch(Difference(), {"a": x, "b": x}).place(ONE)
+    a, b = (pc.tensor(np.full(3, value, np.float32), ONE) for value in (5, 1))
+    np.testing.assert_array_equal(model(a=a, b=b).numpy(), [3, 3, 3])
 
 
 class Strange(nn.Module):
