@@ -36,7 +36,7 @@ from plancompiler.executor.checkpoint_index import (
     verify_cover,
 )
 from plancompiler.executor.shard_file import ShardFile, digests
-from plancompiler.ir import Broadcast
+from plancompiler.ir import Broadcast, DType, NdSbp, Placement
 from plancompiler.ir.shard import (
     Region,
     intersect,
@@ -58,6 +58,8 @@ CHECK_VARIABLE = "PLANCOMPILER_CHECK_RESTORE"
 _KEY = "plancompiler"
 _ADDED = "loss_scale"
 """How the names of variables begin that mixed precision adds."""
+SKIPPED_STEPS = f"{_ADDED}.skipped_steps"
+"""That of them which counts the steps that updated nothing."""
 _SHOWN = 8
 
 _log = logging.getLogger(__name__)
@@ -224,13 +226,35 @@ def saved_types(directory: str | os.PathLike[str]) -> dict[str, str]:
     return types
 
 
+def skipped_steps(directory: str | os.PathLike[str]) -> int:
+    """How many of a checkpoint's steps have updated nothing, as loss scaling skipped them."""
+    index = _read_index(Path(directory) / INDEX)
+    if SKIPPED_STEPS not in index.names:
+        return 0
+    place = Placement("cpu", [0]), NdSbp.broadcast(1)
+    variable = VariableDesc(SKIPPED_STEPS, 0, (), DType.INT32, *place, (), ())
+    with contextlib.ExitStack() as stack:
+        files = _Files(Path(directory), stack, check=True)
+        return int(_load_variable(index, files, variable, rank=0))
+
+
 def check_no_others(directory: str | os.PathLike[str], names: Collection[str]) -> None:
     """Raise CheckpointError where a checkpoint holds other variables than these.
 
-    Those that the compiler adds to a job by itself do not count, and neither does the number of the
-    step, which the state of an eager optimizer holds and a job has from the index.
+    Those that the compiler adds to a job by itself do not count, unless they say that steps were
+    skipped, and neither does the number of the step, which the state of an eager optimizer holds
+    and a job has from the index.
     """
     saved = saved_types(directory)
+    skipped = 0 if SKIPPED_STEPS in names else skipped_steps(directory)
+    if skipped:
+        raise CheckpointError(
+            "loss scaling has skipped steps of the checkpoint, which this job would count",
+            got=f"{SKIPPED_STEPS!r} = {skipped}",
+            expected="a job that goes on in float16, or a checkpoint without skipped steps",
+            hint="strict_restore=False (--no-strict-restore) counts them, which matters where "
+            "updates go by their number, as Adam's bias correction does",
+        )
     others = [
         name
         for name, kind in saved.items()

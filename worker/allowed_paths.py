@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from plancompiler.errors import SecurityError
+from plancompiler.ir.arguments import absolute_path
 from plancompiler.ops.registry import op_def
 from plancompiler.plan.plan import ComputeSpec, Plan
 
@@ -22,7 +23,8 @@ class AllowedPaths:
     """Some folders and all that is below them."""
 
     def __init__(self, folders: Iterable[Path]) -> None:
-        self._folders = tuple(folder.resolve() for folder in folders)
+        named = (absolute_path("an allowed folder", folder) for folder in folders)
+        self._folders = tuple(folder.resolve() for folder in named)
 
     def check(self, path: str, what: str) -> None:
         """Raise SecurityError unless a path leads into one of the folders, links followed.

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from plancompiler.cluster.channel import TlsFiles
+from plancompiler.ir.arguments import absolute_path
 from plancompiler.limits import time_limits
 from plancompiler.worker.heartbeat_process import SIGN
 
@@ -64,7 +65,7 @@ class Heartbeats:
         host: str,
     ) -> None:
         """Let it say where this worker is stopped before it has registered."""
-        file = None if token_file is None else str(token_file.absolute())
+        file = None if token_file is None else str(absolute_path("the token file", token_file))
         wanted = -1 if rank is None else rank
         self._reach(master, tls, {"token_file": file, "rank": wanted, "host": host})
 
@@ -85,7 +86,7 @@ class Heartbeats:
 
     def _reach(self, master: str, tls: TlsFiles | None, told: Mapping[str, object]) -> None:
         files = () if tls is None else (tls.ca, tls.cert, tls.key)
-        names = [str(each.absolute()) for each in files] or None
+        names = [str(absolute_path("a TLS file", each)) for each in files] or None
         self._tell(json.dumps({"master": master, "tls": names, **told}).encode() + SIGN)
 
     def sign(self) -> None:

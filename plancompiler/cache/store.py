@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from plancompiler.errors import UsageError, WireFormatError
+from plancompiler.ir.arguments import absolute_path
 from plancompiler.ir.strict_json import parse_json
 from plancompiler.ir.user_cache import user_cache_folder
 from plancompiler.ir.whole_file import UNFINISHED, write_whole
@@ -286,13 +287,13 @@ def open_store() -> Store | None:
     """The store that the environment names; None where PLANCOMPILER_CACHE=0 switches it off.
 
     PLANCOMPILER_CACHE is its folder, by default `plancompiler/plans` below $XDG_CACHE_HOME or
-    ~/.cache. PLANCOMPILER_CACHE_BYTES bounds it, by default to 1 GiB: anything else than a whole
-    number is a UsageError.
+    ~/.cache. PLANCOMPILER_CACHE_BYTES bounds it, by default to 1 GiB. UsageError for anything else
+    than a whole number, and for a folder that is relative to a current directory that is gone.
     """
     chosen = os.environ.get(FOLDER_VARIABLE, "").strip()
     if chosen == _OFF:
         return None
-    folder = Path(chosen).absolute() if chosen else _default_folder()
+    folder = absolute_path(FOLDER_VARIABLE, chosen) if chosen else _default_folder()
     return None if folder is None else Store(folder, _limit())
 
 

@@ -18,7 +18,14 @@ from plancompiler.eager.spec import TensorSpec
 from plancompiler.eager.tensor import DistTensor
 from plancompiler.eager.world import World, current_world
 from plancompiler.errors import CheckpointError, UsageError
-from plancompiler.executor.checkpoint import load_shards, save_shards, saved_types, write_index
+from plancompiler.executor.checkpoint import (
+    SKIPPED_STEPS,
+    load_shards,
+    save_shards,
+    saved_types,
+    skipped_steps,
+    write_index,
+)
 from plancompiler.executor.space import HOST
 from plancompiler.ir import DType, NdSbp, Placement
 from plancompiler.ir.argument_errors import names_wrong_arguments
@@ -64,14 +71,16 @@ def load(folder: str | PathLike[str], state: State, strict: bool = True, check: 
     Returns the state with numbers as they were saved: generators and optimizers take theirs by
     `load_state` and `load_state_dict`. A list of states, of which a list is returned, is one whose
     names stand side by side, as in a job's checkpoint. States of an optimizer that has not stepped
-    yet are those that the checkpoint holds. CheckpointError where a name is missing or another
+    yet are those that the checkpoint holds. Steps that loss scaling skipped in a job update nothing
+    and do not count as updates of its optimizer. CheckpointError where a name is missing or another
     shape or dtype was saved, and, unless `strict` is False, where the checkpoint holds more. What
     is read is held against its digests unless `check` is False.
     """
     folder = folder_path("the folder of a state", folder)
     world = current_world()
     saved = saved_types(folder)
-    states = [_as_saved(part, "", saved) for part in _parts(state)]
+    skipped = skipped_steps(folder)
+    states = [_as_saved(part, "", saved, skipped) for part in _parts(state)]
     values = _values(states)
     specs = {name: _spec_of(world, name, value) for name, value in values.items()}
     # Numbers are on all ranks here, where only one has written them, and of any type there.
@@ -81,11 +90,20 @@ def load(folder: str | PathLike[str], state: State, strict: bool = True, check: 
             kept, _, shape = saved.get(name, "").partition("[")
             dtype = DType.parse(kept) if shape == "]" else specs[name].dtype
             specs[name] = world.spec((), dtype, everywhere, NdSbp.broadcast(1))
-    steps = {name for name in values if name not in saved and name.rpartition(".")[2] == "step"}
-    if strict or specs.keys() - saved.keys() - steps:
-        _check_names(specs, saved, steps, strict)
-    wanted = {name: spec for name, spec in specs.items() if name not in steps}
-    arrays, step = load_shards(folder, _plan(world, wanted), None if check else False)
+    # A job has these once, and by other names.
+    of_job = {"step": 0} | ({"missed": skipped} if skipped else {})
+    counts = {
+        name: count
+        for name, value in values.items()
+        if name not in saved and not isinstance(value, DistTensor)
+        if (count := _last(name)) in of_job
+    }
+    if strict or specs.keys() - saved.keys() - counts.keys():
+        _check_names(specs, saved, counts, strict)
+    if skipped and SKIPPED_STEPS not in values:
+        _check_steps(counts.keys() & _plain_steps(_parts(state)), skipped)
+    wanted = {name: spec for name, spec in specs.items() if name not in counts}
+    arrays, of_job["step"] = load_shards(folder, _plan(world, wanted), None if check else False)
     _meet(world)
 
     def rebuilt(part: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -95,7 +113,7 @@ def load(folder: str | PathLike[str], state: State, strict: bool = True, check: 
             if isinstance(value, Mapping):
                 values[key] = rebuilt(value, f"{name}.")
             elif not isinstance(value, DistTensor):
-                values[key] = step if name in steps else arrays[name].item()
+                values[key] = of_job[counts[name]] if name in counts else arrays[name].item()
             else:
                 spec = specs[name]
                 array = arrays.get(name)
@@ -114,15 +132,50 @@ def _parts(state: State) -> Sequence[Mapping[str, Any]]:
     return [state] if isinstance(state, Mapping) else state
 
 
-def _as_saved(part: Mapping[str, Any], prefix: str, saved: Collection[str]) -> dict[str, Any]:
-    """A state whose optimizers know which states a checkpoint has."""
+def _as_saved(
+    part: Mapping[str, Any], prefix: str, saved: Collection[str], skipped: int
+) -> dict[str, Any]:
+    """A state whose optimizers know which states a checkpoint has, and if steps were skipped."""
     as_saved = getattr(part, "as_saved", None)
     if as_saved is not None:
-        part = as_saved([name[len(prefix) :] for name in saved if name.startswith(prefix)])
+        names = [name[len(prefix) :] for name in saved if name.startswith(prefix)]
+        part = as_saved(names, bool(skipped))
     return {
-        key: _as_saved(value, f"{prefix}{key}.", saved) if isinstance(value, Mapping) else value
+        key: _as_saved(value, f"{prefix}{key}.", saved, skipped)
+        if isinstance(value, Mapping)
+        else value
         for key, value in part.items()
     }
+
+
+def _plain_steps(parts: Iterable[Mapping[str, Any]], prefix: str = "") -> set[str]:
+    """The numbers of steps in a state, but for those of optimizers."""
+    names = set[str]()
+    for part in parts:
+        if not hasattr(part, "as_saved"):
+            for key, value in part.items():
+                if isinstance(value, Mapping):
+                    names |= _plain_steps([value], f"{prefix}{key}.")
+                elif _last(key) == "step":
+                    names.add(f"{prefix}{key}")
+    return names
+
+
+def _check_steps(names: Collection[str], skipped: int) -> None:
+    """Numbers of steps that would hide that some of the steps were skipped must not be read."""
+    if names:
+        raise CheckpointError(
+            "loss scaling has skipped steps of the checkpoint, which the state would count",
+            op="pc.eager.load",
+            source=user_line(),
+            got=f"{min(names)!r}, and {skipped} skipped steps",
+            expected="the state_dict() of an optimizer itself, which leaves them out",
+            hint=f"to read nothing but the number of the step, ask for {SKIPPED_STEPS!r} too",
+        )
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def _check_names(

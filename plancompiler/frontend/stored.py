@@ -21,7 +21,7 @@ import xxhash
 
 from plancompiler.errors import OutputError
 from plancompiler.ir import DType, TensorType
-from plancompiler.ir.arguments import path_text
+from plancompiler.ir.arguments import absolute_path
 from plancompiler.ir.user_cache import user_cache_folder
 from plancompiler.ir.whole_file import UNFINISHED, write_whole
 from plancompiler.ops.stored import stored_tensor
@@ -45,7 +45,7 @@ class Stored:
     @property
     def file(self) -> str:
         """The path, absolute: ranks may run elsewhere."""
-        return os.path.abspath(path_text("a file of tensors", self.path))  # noqa: PTH100  # links
+        return os.path.normpath(absolute_path("a file of tensors", self.path))
 
     @property
     def type(self) -> TensorType:

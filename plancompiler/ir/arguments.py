@@ -100,6 +100,22 @@ def path_text(name: str, value: object) -> str:
     return path
 
 
+def absolute_path(name: str, value: object) -> Path:
+    """A path of text or of pathlib from the root on, links as they are; else a UsageError, also
+    where it is relative and the current directory is gone.
+    """
+    path = folder_path(name, value)
+    try:
+        return path.absolute()
+    except OSError as error:
+        raise UsageError(
+            f"{name} is given relative to the current directory, which is gone",
+            got=f"{str(path)!r}: {error.strerror}",
+            expected="an absolute path, or a current directory that exists",
+            hint="change into a folder that exists",
+        ) from error
+
+
 def is_file(path: Path) -> bool:
     """Whether there is a file at a path. UsageError where the system does not let that be seen:
     the name is too long, or a folder on the way is closed to this user.

@@ -23,6 +23,7 @@ from plancompiler.executor.checkpoint import CHECK_VARIABLE
 from plancompiler.executor.finite_check import anomaly_wanted
 from plancompiler.executor.trace import Recording
 from plancompiler.ir import Job
+from plancompiler.ir.arguments import absolute_path
 from plancompiler.limits import time_limits
 from plancompiler.master.server import MasterServer
 from plancompiler.plan.plan import Plan
@@ -100,7 +101,7 @@ class ProcessWorld:
                     job,
                     ranks=world_size,
                     mode=mode,
-                    restore=None if restore is None else restore.resolve(),
+                    restore=None if restore is None else _whole_path(restore),
                     strict_restore=strict_restore,
                     cache=cache,
                     anomaly=anomaly or anomaly_wanted(),
@@ -133,7 +134,7 @@ class ProcessWorld:
 
     def save(self, folder: Path, wait: bool) -> None:
         with self._asking():
-            self._remote.save(folder.resolve(), wait=wait)
+            self._remote.save(_whole_path(folder), wait=wait)
 
     def check_saved(self) -> None:
         """The workers fail the job where they cannot write, so whatever is asked next raises."""
@@ -168,6 +169,11 @@ class ProcessWorld:
             raise
         except PlanCompilerError as error:
             _log.debug("the job did not end cleanly: %s", error)
+
+
+def _whole_path(folder: Path) -> Path:
+    """A checkpoint's folder as the workers find it."""
+    return absolute_path("the folder of a checkpoint", folder).resolve()
 
 
 def _await_workers(client: Client, workers: WorkerProcesses, count: int) -> None:

@@ -21,6 +21,7 @@ from plancompiler.engines.launcher import RANK_WORD, SECRET_WORD, Launcher, Prog
 from plancompiler.engines.supervise import end_ranks
 from plancompiler.errors import UsageError, WorkerLostError
 from plancompiler.executor.process_status import CONTINUE_HINT
+from plancompiler.ir.arguments import absolute_path
 from plancompiler.limits import time_limits
 from plancompiler.ops.registry import check_top_level
 
@@ -63,8 +64,10 @@ def _folders_of(module: str) -> list[Path]:
             hint="name the module in which the ops are defined, and put it on the import path",
         )
     if spec.submodule_search_locations is not None:
-        return [Path(each).absolute().parent for each in spec.submodule_search_locations]
-    return [Path(spec.origin).absolute().parent] if spec.has_location and spec.origin else []
+        files = list(spec.submodule_search_locations)
+    else:
+        files = [spec.origin] if spec.has_location and spec.origin else []
+    return [absolute_path(f"the module {module}", file).parent for file in files]
 
 
 class WorkerProcesses:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import plancompiler as pc
 from plancompiler import nn
@@ -203,6 +204,57 @@ def test_the_loss_scale_of_a_job_is_read_as_numbers(tmp_path):
     scale = dict(zip(names, (0.0, 0, 0), strict=True))
     *_, actual = pc.eager.load(tmp_path, [net.state_dict(), fresh.state_dict(), scale])
     assert actual == {name: kept[name] for name in scale}
+
+
+def test_steps_that_a_job_skipped_are_not_counted_as_updates(tmp_path):
+    # Adam's bias correction: of four steps two overflow, so the next update is the third one.
+    net, adam = nn.Linear(2, 1, bias=False).place(ONE), pc.optim.Adam(0.1)
+
+    def job(**config):
+        with pc.job("half", config=pc.Config(**config)) as job:
+            loss = net(pc.input("x", (1, 2), "float32", ONE)).sum()
+            adam.minimize(loss)
+            pc.output("loss", loss)
+        return job
+
+    feeds = [np.array([[1, 2]], np.float32), np.full((1, 2), 1e4, np.float32)]
+    with pc.run(job(precision="float16", loss_scale=1024), cache=False) as session:
+        for number in (0, 1, 1, 0):
+            session.step(x=feeds[number])
+        session.save(tmp_path)
+        session.step(x=feeds[0])
+        kept = session.variables()
+    assert kept["loss_scale.skipped_steps"] == 2
+
+    fresh = pc.optim.Adam(0.1, parameters=net.parameters())
+    actual = pc.eager.load(tmp_path, [net.state_dict(), fresh.state_dict()], strict=False)[1]
+    assert (actual["step"], actual["weight.missed"]) == (4, 2)
+    fresh.load_state_dict(actual)
+    net(pc.tensor(feeds[0], ONE)).sum().backward()
+    fresh.step()
+    assert fresh.state_dict().keys() == actual.keys()
+    assert_allclose(net.weight.value.numpy(), kept["weight"], rtol=1e-6)
+    pc.eager.save(tmp_path / "eager", fresh.state_dict())
+    other = pc.optim.Adam(0.1, parameters=net.parameters())
+    assert pc.eager.load(tmp_path / "eager", other.state_dict())["weight.missed"] == 2
+
+    # A number of steps that does not tell is not read, by eager code or by a job without skips.
+    plain = {"step": 0, **net.state_dict()}
+    with pytest.raises(CheckpointError, match=r"skipped steps .*'step', and 2 skipped"):
+        pc.eager.load(tmp_path, plain, strict=False)
+    both = pc.eager.load(tmp_path, plain | {"loss_scale.skipped_steps": 0}, strict=False)
+    assert (both["step"], both["loss_scale.skipped_steps"]) == (4, 2)
+    with pytest.raises(CheckpointError, match=r"skipped steps .*skipped_steps' = 2"):
+        pc.run(job(), restore=tmp_path, cache=False)
+    with pc.run(job(), restore=tmp_path, cache=False, strict_restore=False) as session:
+        assert session.variables()["weight"].shape == (1, 2)
+
+
+def test_a_parameter_called_step_is_no_number_of_steps(tmp_path):
+    step = pc.tensor(np.ones(2, np.float32), ONE)
+    pc.eager.save(tmp_path, {"other": step}, step=7)
+    with pytest.raises(CheckpointError, match="no variable for a part of the state"):
+        pc.eager.load(tmp_path, {"step": step}, strict=False)
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from plancompiler.errors import (
 )
 from plancompiler.ir.source import shown_path
 from plancompiler.ir.whole_file import is_stream
+from plancompiler.worker.allowed_paths import AllowedPaths
 from tests.dense import run_dense
 from tests.frontend import small_job
 from tests.frontend.failing import raised
@@ -105,6 +106,14 @@ def test_ops_carry_the_users_line_relative_to_the_current_directory(monkeypatch,
     assert not is_stream(Path("out"))
     with pytest.raises(EngineError, match="started is gone"):
         working_folder()
+    with pytest.raises(UsageError, match=r"a file of tensors .* directory, which is gone.*'w'"):
+        _ = pc.data.Stored("w", "w").file
+    assert pc.data.Stored("/a/../w", "w").file == "/w"
+    with pytest.raises(UsageError, match="allowed folder"):
+        AllowedPaths([Path("data")])
+    monkeypatch.setenv("PLANCOMPILER_CACHE", "x")
+    with pytest.raises(UsageError, match="PLANCOMPILER_CACHE is given relative to the current"):
+        pc.run(build())
 
 
 def test_gradient_ops_carry_the_line_of_their_forward_op():

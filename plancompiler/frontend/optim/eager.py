@@ -97,10 +97,11 @@ class OptimizerState(dict[str, Any]):
     checkpoint holds says which states there are.
     """
 
-    def __init__(self, as_saved: Callable[[Collection[str]], dict[str, Any]]) -> None:
+    def __init__(self, as_saved: Callable[[Collection[str], bool], dict[str, Any]]) -> None:
         super().__init__()
         self.as_saved = as_saved
-        """The state to read a checkpoint into that has these names."""
+        """The state to read a checkpoint into that has these names; with the steps that each
+        parameter has missed, where the flag says so."""
         self.optimizer: object = None
         """Whose state it is, kept for `as_saved`."""
 
@@ -351,12 +352,13 @@ class EagerSteps:
         for group in self._optimizer.param_groups:
             group.load(state)
 
-    def _as_saved(self, names: Collection[str]) -> dict[str, Any]:
+    def _as_saved(self, names: Collection[str], missed: bool) -> dict[str, Any]:
         state: dict[str, Any] = {"step": self.done}
         state |= {name: 0.0 for name in self._labels() if name in names}
         holders = self._holders(names)
-        state |= {name: 0 for name in self._counts_by_name(holders) if name in names}
-        return {**state, **self._states_by_name(holders, names)}
+        states = self._states_by_name(holders, names)
+        state |= {name: 0 for name in self._counts_by_name(holders) if missed or name in names}
+        return state | states
 
     def _labels(self) -> list[str]:
         """What a state calls the numbers of groups."""
