@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from plancompiler.boxing.estimate import op_seconds
 from plancompiler.boxing.report import boxing_costs
+from plancompiler.boxing.step_time import placed_op_seconds
 from plancompiler.cli.job_file import load_job
 from plancompiler.ir.task import family_of
 from plancompiler.lower.compile import compile_plans
@@ -41,7 +41,7 @@ def exposed(
     job = load_job(str(GPT), {"preset": "tiny", **layout})
     job = replace(job, config=replace(config_of(job), **settings))
     compiled = compile_plans(job, job.world_size, "rank_per_iter")
-    seconds = {placed.family: op_seconds(placed) for placed in compiled.graph.ops}
+    seconds = {placed.family: placed_op_seconds(placed) for placed in compiled.graph.ops}
     for each in boxing_costs(compiled.graph):
         transfer = compiled.graph.family_by_number[each.family].transfer
         axes = () if transfer is None else transfer.mesh_axes

@@ -264,6 +264,13 @@ class ModelImportError(PlanCompilerError):
     code = "E134"
 
 
+class MachineFileError(PlanCompilerError):
+    """A machine file does not describe a machine."""
+
+    code = "E135"
+    exit_code = 2
+
+
 # --- the wire ------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ the question and merge greedily.) Where backward takes longer than communication
 smaller towards its end, because only the last one cannot be hidden; where communication takes
 longer, the first ones are small, so that it starts early.
 
-The times are those of `estimate`, which are rough, so that two rules of experience stand beside
+The times are those of a machine file, which are rough, so that two rules of experience stand beside
 them: the first bucket is small, as in PyTorch's DistributedDataParallel (1 MiB there, 25 MiB for
 the others), no bucket has more than an eighth of a long run, and communication under backward is
 taken to cost many times what it does alone. So the cut serves slow networks about as well as fast

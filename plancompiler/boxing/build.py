@@ -7,7 +7,7 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from plancompiler.boxing.exchange import plan_boxing
+from plancompiler.boxing.exchange import BoxingPlan, plan_boxing
 from plancompiler.boxing.graph import (
     BoxingTaskGraph,
     FamilyOutput,
@@ -19,6 +19,7 @@ from plancompiler.boxing.graph import (
     task_kind_of,
 )
 from plancompiler.boxing.planner import BoxingStep
+from plancompiler.costs import Machine, machine_of_job
 from plancompiler.errors import IdOverflowError, JobError, PlacementError, RankError
 from plancompiler.ir import Job, NdSbp, Op, Placement, Split, Value
 from plancompiler.ir.pipeline import WHOLE_STEP, Pipeline
@@ -54,7 +55,7 @@ def build_boxing_task_graph(graph: OpGraph, world_size: int) -> BoxingTaskGraph:
         )
     _check_devices(job)
     ordered = _updates_last(tuple(zip(job.ops, graph.signatures, strict=True)))
-    builder = _FamilyBuilder(ordered, job.pipeline)
+    builder = _FamilyBuilder(ordered, job.pipeline, machine_of_job(job))
     for op, signature in ordered:
         builder.add(op, signature)
     return BoxingTaskGraph(
@@ -192,7 +193,10 @@ def _segment_of(op: Op) -> int:
 
 
 class _FamilyBuilder:
-    def __init__(self, ops: Sequence[tuple[Op, NdSignature]], pipeline: Pipeline | None) -> None:
+    def __init__(
+        self, ops: Sequence[tuple[Op, NdSignature]], pipeline: Pipeline | None, machine: Machine
+    ) -> None:
+        self._machine = machine
         self.placed: list[PlacedOp] = []
         self._segments = (WHOLE_STEP,) if pipeline is None else pipeline.segments
         self._microbatches = 1 if pipeline is None else pipeline.microbatches
@@ -291,8 +295,9 @@ class _FamilyBuilder:
 
     def _steps_before(self, boxing: _Boxing) -> FamilyOutput:
         """The value after what is done on its own placement before it is exchanged."""
-        op, value, sbp, made, (placement, wanted) = boxing
-        plan = plan_boxing(op.placement, sbp, placement, wanted, value.shape, value.dtype)
+        op, value, sbp, made, target = boxing
+        placement, _ = target
+        plan = self._plan(op, value, sbp, target)
         for step in plan.before:
             shared = (value.name, (op.placement, step.after))
             made = self._located.get(shared) or self._step(op, value, made, step)
@@ -329,6 +334,9 @@ class _FamilyBuilder:
                 kept.add(placed.family)
         return [self._families[number] for number in sorted(kept)]
 
+    def _plan(self, op: Op, value: Value, sbp: NdSbp, target: Target) -> BoxingPlan:
+        return plan_boxing(op.placement, sbp, *target, value.shape, value.dtype, self._machine)
+
     def _number(self) -> int:
         self._next += 1
         return self._next - 1
@@ -342,8 +350,8 @@ class _FamilyBuilder:
         target: Target,
         late: bool = False,
     ) -> FamilyOutput:
-        placement, wanted = target
-        plan = plan_boxing(op.placement, sbp, placement, wanted, value.shape, value.dtype)
+        placement, _ = target
+        plan = self._plan(op, value, sbp, target)
         if late:
             for step in plan.before:
                 made = self._step(op, value, made, step, late)

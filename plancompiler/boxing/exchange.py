@@ -16,7 +16,15 @@ from functools import lru_cache
 import numpy as np
 
 from plancompiler.boxing.planner import BoxingStep, boxing_path, canonical, keeps_halo
-from plancompiler.boxing.primitives import ALPHA, BETA
+from plancompiler.costs import (
+    LinkCost,
+    Machine,
+    MeshLinks,
+    exchange_link,
+    generic_machine,
+    links_of,
+)
+from plancompiler.costs.primitive import boxes_seconds
 from plancompiler.ir import Broadcast, DType, NdSbp, Partial, Placement, Reduction, Split
 from plancompiler.ir.halo import Halo
 from plancompiler.ir.shard import (
@@ -255,6 +263,7 @@ def plan_boxing(
     dst_sbp: NdSbp,
     shape: tuple[int, ...],
     dtype: DType,
+    machine: Machine | None = None,
 ) -> BoxingPlan:
     """How to bring a value from one placement and layout to another; total over all pairs.
 
@@ -262,35 +271,42 @@ def plan_boxing(
     several steps and moves more. Between placements it is an exchange, after a reduction on the
     source placement where that moves fewer bytes.
     """
+    machine = machine or generic_machine()
+    links = links_of(machine, src_placement)
     options = []
     if src_placement == dst_placement and not _needs_exchange(src_placement, src_sbp, dst_sbp):
-        steps = boxing_path(src_sbp, dst_sbp, shape, dtype, src_placement.hierarchy)
+        steps = boxing_path(src_sbp, dst_sbp, shape, dtype, src_placement.hierarchy, links)
         options.append(BoxingPlan(steps, None, sum(step.seconds for step in steps)))
         if len(steps) < 2:
             return options[0]
     for middle in _middles(src_placement, src_sbp, dst_placement, dst_sbp, shape):
-        steps = boxing_path(src_sbp, middle, shape, dtype, src_placement.hierarchy)
+        steps = boxing_path(src_sbp, middle, shape, dtype, src_placement.hierarchy, links)
         before = sum(step.seconds for step in steps)
         least = min((option.seconds for option in options), default=math.inf)
         exchange = Exchange(shape, src_placement, middle, dst_placement, dst_sbp)
-        seconds = before + exchange_seconds(exchange, dtype, least - before)
+        seconds = before + exchange_seconds(exchange, dtype, machine, least - before)
         options.append(BoxingPlan(steps, exchange, seconds))
     return min(options, key=lambda option: option.seconds)
 
 
 @lru_cache(maxsize=16384)
 def halo_seconds(
-    before: NdSbp, after: NdSbp, shape: tuple[int, ...], dtype: DType, hierarchy: tuple[int, ...]
+    before: NdSbp,
+    after: NdSbp,
+    shape: tuple[int, ...],
+    dtype: DType,
+    hierarchy: tuple[int, ...],
+    links: MeshLinks | None = None,
 ) -> tuple[tuple[BoxingStep, ...], float]:
     """How a layout with halos is reached on a mesh: primitives, and the seconds of the exchange."""
-    mesh = _mesh(hierarchy)
-    plan = plan_boxing(mesh, before, mesh, after, shape, dtype)
+    mesh = links.placement if links and links.placement is not None else _mesh(hierarchy)
+    plan = plan_boxing(mesh, before, mesh, after, shape, dtype, links and links.machine)
     return plan.before, plan.seconds - sum(step.seconds for step in plan.before)
 
 
 @lru_cache(maxsize=64)
 def _mesh(hierarchy: tuple[int, ...]) -> Placement:
-    """Some mesh of this hierarchy: what an exchange on it costs does not depend on ranks."""
+    """Some mesh of this hierarchy, for links that are all the same."""
     return Placement("cpu", np.arange(math.prod(hierarchy)).reshape(hierarchy))
 
 
@@ -335,11 +351,16 @@ def _middles(
     return middles
 
 
-def exchange_seconds(exchange: Exchange, dtype: DType, limit: float = math.inf) -> float:
+def exchange_seconds(
+    exchange: Exchange, dtype: DType, machine: Machine, limit: float = math.inf
+) -> float:
     """What the busier of two destination devices reads from other ranks, box after box; infinite
     where that takes longer than `limit`, as then no more boxes are looked at.
     """
-    return max(_receive_seconds(exchange, dtype, rank, limit) for rank in exchange.busiest_ranks)
+    link = exchange_link(machine, exchange.src_placement, exchange.dst_placement)
+    return max(
+        _receive_seconds(exchange, dtype, rank, link, limit) for rank in exchange.busiest_ranks
+    )
 
 
 def received_bytes(exchange: Exchange, dtype: DType, dst_rank: int) -> int:
@@ -351,15 +372,15 @@ def received_bytes(exchange: Exchange, dtype: DType, dst_rank: int) -> int:
     )
 
 
-def _receive_seconds(exchange: Exchange, dtype: DType, dst_rank: int, limit: float) -> float:
+def _receive_seconds(
+    exchange: Exchange, dtype: DType, dst_rank: int, link: LinkCost, limit: float
+) -> float:
     count = nbytes = 0
     for piece in _sources(exchange, dst_rank):
         if piece.rank != dst_rank:
             count += 1
             nbytes += element_count(region_shape(piece.source)) * dtype.itemsize
-            if count * 2 * ALPHA > limit:
+            if boxes_seconds(count, 0, link) > limit:
                 return math.inf
-    if exchange.dst_sbp.has_halo and count:
-        # Neighbours are heard all at once: in as many rounds as in an all-to-all among as many.
-        return (1 + math.log2(1 + count)) * ALPHA + nbytes * BETA
-    return count * 2 * ALPHA + nbytes * BETA
+    # Of a halo, neighbours are heard all at once.
+    return boxes_seconds(count, nbytes, link, at_once=exchange.dst_sbp.has_halo)

@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from plancompiler.boxing.buckets import MOST_BYTES, cut
-from plancompiler.boxing.estimate import op_seconds
 from plancompiler.boxing.graph import BoxingTaskGraph, FamilyOutput, PlacedOp, TaskFamily
 from plancompiler.boxing.report import bytes_of_group, cost_of
+from plancompiler.boxing.step_time import placed_op_seconds
+from plancompiler.costs import Machine, generic_machine
 from plancompiler.ir import Placement
 from plancompiler.ir.settings import Settings, option
 from plancompiler.ir.shard import element_count
@@ -92,11 +93,12 @@ class FusedReductions:
 
 
 def fuse_reductions(
-    graph: BoxingTaskGraph, fuse_bytes: int | str = AUTO
+    graph: BoxingTaskGraph, fuse_bytes: int | str = AUTO, machine: Machine | None = None
 ) -> tuple[BoxingTaskGraph, FusedReductions]:
     """The graph with neighbouring reductions fused; `fuse_bytes` 0 leaves it as it is.
 
-    Bytes are those of the global values, so that all ranks decide alike.
+    `auto` goes by what ops and calls take on the machine, by default the generic one. Bytes are
+    those of the global values, so that all ranks decide alike.
     """
     if fuse_bytes == 0:
         alone = tuple(
@@ -104,8 +106,9 @@ def fuse_reductions(
         )
         return graph, FusedReductions(alone)
     if isinstance(fuse_bytes, str):
-        ready = _ready(graph)
-        buckets = [bucket for run in _buckets(graph, None) for bucket in _cut(run, ready)]
+        machine = machine or generic_machine()
+        ready = _ready(graph, machine)
+        buckets = [bucket for run in _buckets(graph, None) for bucket in _cut(run, ready, machine)]
     else:
         buckets = list(_buckets(graph, fuse_bytes))
     buckets.sort(key=lambda bucket: bucket.members[-1].number)
@@ -198,7 +201,7 @@ def _bucket_key(family: TaskFamily) -> object:
 # --- where it pays --------------------------------------------------------------------------------
 
 
-def _ready(graph: BoxingTaskGraph) -> dict[int, float]:
+def _ready(graph: BoxingTaskGraph, machine: Machine) -> dict[int, float]:
     """When the value of each reduction is made, by its family: seconds of the ops on its placement
     since the first reduction there.
     """
@@ -208,13 +211,13 @@ def _ready(graph: BoxingTaskGraph) -> dict[int, float]:
         if isinstance(entry, PlacedOp):
             placement = entry.op.placement
             if placement in seconds:
-                seconds[placement] += op_seconds(entry)
+                seconds[placement] += placed_op_seconds(entry, machine)
         elif _is_reduction(entry):
             ready[entry.number] = seconds.setdefault(entry.placement, 0.0)
     return ready
 
 
-def _cut(run: Bucket, ready: dict[int, float]) -> Iterator[Bucket]:
+def _cut(run: Bucket, ready: dict[int, float], machine: Machine) -> Iterator[Bucket]:
     """The buckets of a run. What runs on the compute stream overlaps with nothing, so that fewer
     calls are all that can be won there.
     """
@@ -226,7 +229,9 @@ def _cut(run: Bucket, ready: dict[int, float]) -> Iterator[Bucket]:
         return
     begin = 0
     for end in (
-        _by_bytes(members) if transfer.stream is Stream.COMPUTE else _by_times(members, ready)
+        _by_bytes(members)
+        if transfer.stream is Stream.COMPUTE
+        else _by_times(members, ready, machine)
     ):
         last = end == len(members)
         reason = run.ended if last else "cut here, the estimated end of all is earliest (auto)"
@@ -234,8 +239,10 @@ def _cut(run: Bucket, ready: dict[int, float]) -> Iterator[Bucket]:
         begin = end
 
 
-def _by_times(members: Sequence[TaskFamily], ready: dict[int, float]) -> list[int]:
-    cost = cost_of(members[0])
+def _by_times(
+    members: Sequence[TaskFamily], ready: dict[int, float], machine: Machine
+) -> list[int]:
+    cost = cost_of(members[0], machine)
     # Costs are per byte of what a group holds together, which is less where other axes split it.
     share = bytes_of_group(members[0].outputs[0], members[0]) / max(1, _nbytes(members[0]))
     return cut(

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from plancompiler.boxing.exchange import halo_seconds
 from plancompiler.boxing.graph import OpGraph
 from plancompiler.boxing.planner import BoxingStep, boxing_path, canonical
+from plancompiler.costs import Machine, MeshLinks, links_of, machine_of_job
 from plancompiler.errors import PlanCompilerError, ShapeError
 from plancompiler.ir import BROADCAST, Job, NdSbp, Op, Split, TensorType, Value
 from plancompiler.ir.halo import Halo
@@ -53,9 +54,9 @@ def infer_sbp(job: Job) -> OpGraph:
     microbatches = 1 if job.pipeline is None else job.pipeline.microbatches
     boxed: dict[str, frozenset[NdSbp]] = {}
     signatures: tuple[NdSignature, ...] = ()
-    choices = _Choices()
+    choices, machine = _Choices(), machine_of_job(job)
     for _ in range(_WALKS):
-        layouts = _ValueLayouts(boxed, choices, microbatches)
+        layouts = _ValueLayouts(boxed, choices, microbatches, machine)
         walked = tuple(_walk(job, layouts))
         if walked == signatures:
             break
@@ -82,7 +83,7 @@ class _Choices:
         self._number_of: dict[str, int] = {}
         self._numbers: dict[object, int] = {}
 
-    def number(self, op: Op) -> int:
+    def number(self, op: Op, machine: Machine) -> int:
         """A number that ops have in common which are equal but for the layouts that they are fed.
 
         It is looked up again in every walk, where hashing types and attributes would take most of
@@ -95,6 +96,7 @@ class _Choices:
                 op.attrs,
                 op.sbp,
                 op.placement.hierarchy,
+                links_of(machine, op.placement),
                 _over(op),
                 op.input_types,
                 op.output_types,
@@ -111,7 +113,9 @@ class _ValueLayouts:
         boxed: Mapping[str, frozenset[NdSbp]],
         choices: _Choices,
         microbatches: int,
+        machine: Machine,
     ) -> None:
+        self.machine = machine
         self.made: dict[str, NdSbp] = {}
         self.microbatches = microbatches
         self.choices = choices
@@ -177,7 +181,7 @@ def _redistributed(op: Op, layouts: _ValueLayouts) -> NdSbp:
 
 def _cheapest(op: Op, layouts: _ValueLayouts) -> NdSignature:
     key = (
-        layouts.choices.number(op),
+        layouts.choices.number(op, layouts.machine),
         tuple((layouts.made[value.name], layouts.boxed(value)) for value in op.inputs),
     )
     known = layouts.choices.by_key.get(key)
@@ -214,6 +218,7 @@ def _choose(op: Op, layouts: _ValueLayouts) -> NdSignature:
         output_types,
         hierarchy,
         op.sbp,
+        links_of(layouts.machine, op.placement),
     )
 
 
@@ -248,15 +253,17 @@ class Operand:
             return True
         return not made.has_partial and not wanted.has_partial and 0 not in self.type.shape
 
-    def seconds(self, wanted: NdSbp, hierarchy: tuple[int, ...]) -> Seconds:
+    def seconds(
+        self, wanted: NdSbp, hierarchy: tuple[int, ...], links: MeshLinks | None = None
+    ) -> Seconds:
         """What it costs to have it in the wanted layout."""
         if self.made == wanted or wanted in self.boxed:
             return 0.0, 0.0
         moved = reduced = 0.0
         if wanted.has_halo:
-            steps, moved = halo_seconds(self.made, wanted, *self.type, hierarchy)
+            steps, moved = halo_seconds(self.made, wanted, *self.type, hierarchy, links)
         else:
-            steps = boxing_path(self.made, wanted, *self.type, hierarchy)
+            steps = boxing_path(self.made, wanted, *self.type, hierarchy, links)
         for step in steps:
             if step.primitive in (Primitive.ALL_GATHER, Primitive.ALL_TO_ALL, Primitive.SLICE):
                 # A slice is cheap, but what it splits will be gathered again by somebody.
@@ -285,8 +292,10 @@ def cheapest_signature(
     output_types: Sequence[TensorType],
     hierarchy: tuple[int, ...],
     demanded: NdSbp | None = None,
+    links: MeshLinks | None = None,
 ) -> NdSignature:
-    """The candidate that is cheapest by the four prices, on a mesh of this hierarchy.
+    """The candidate that is cheapest by the four prices, on a mesh of this hierarchy and of these
+    links, by default those of the generic machine.
 
     `demanded` is the layout that all outputs must have. ShapeError where no candidate has it, or
     keeps the layout of what the op updates in place.
@@ -312,7 +321,7 @@ def cheapest_signature(
         if candidate.inputs != made:
             others.append((number, candidate))
             continue
-        owed = _owed(output_types, candidate, hierarchy)
+        owed = _owed(output_types, candidate, hierarchy, links)
         if not owed:
             return candidate
         price = (0.0, owed, 0.0, 0)
@@ -320,7 +329,7 @@ def cheapest_signature(
             best, best_price, best_number = candidate, price, number
     costs: dict[tuple[int, NdSbp], Seconds] = {}
     for number, candidate in others:
-        owed = _owed(output_types, candidate, hierarchy)
+        owed = _owed(output_types, candidate, hierarchy, links)
         if best is not None:
             # It costs this much at least, and changes an input.
             if best_price < (0.0, owed, 0.0, 1):
@@ -331,7 +340,7 @@ def cheapest_signature(
         for position, wanted in enumerate(candidate.inputs):
             key = (position, wanted)
             if key not in costs:
-                costs[key] = operands[position].seconds(wanted, hierarchy)
+                costs[key] = operands[position].seconds(wanted, hierarchy, links)
             moved += costs[key][0]
             reduced += costs[key][1]
         changed = sum(wanted != own for own, wanted in zip(made, candidate.inputs, strict=True))
@@ -358,13 +367,16 @@ def _moves(operands: Sequence[Operand], candidate: NdSignature) -> bool:
 
 
 def _owed(
-    output_types: Sequence[TensorType], signature: NdSignature, hierarchy: tuple[int, ...]
+    output_types: Sequence[TensorType],
+    signature: NdSignature,
+    hierarchy: tuple[int, ...],
+    links: MeshLinks | None,
 ) -> float:
     """What reducing the op's partial outputs will cost."""
     seconds = 0.0
     for tensor, sbp in zip(output_types, signature.outputs, strict=True):
         if sbp.has_partial:
-            path = boxing_path(sbp, sbp.reduced(), *tensor, hierarchy)
+            path = boxing_path(sbp, sbp.reduced(), *tensor, hierarchy, links)
             seconds += sum(step.seconds for step in path)
     return seconds
 

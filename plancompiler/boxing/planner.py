@@ -13,7 +13,9 @@ from functools import lru_cache
 from itertools import combinations, pairwise, product
 from typing import TYPE_CHECKING, Any
 
-from plancompiler.boxing.primitives import Cost, PrimitiveRow, primitive_between
+from plancompiler.boxing.primitives import PrimitiveRow, primitive_between
+from plancompiler.costs import Cost, MeshLinks, generic_machine
+from plancompiler.costs.links import uniform_links
 from plancompiler.errors import BoxingError
 from plancompiler.ir import (
     BROADCAST,
@@ -70,8 +72,11 @@ def boxing_path(
     shape: tuple[int, ...],
     dtype: DType,
     hierarchy: tuple[int, ...],
+    links: MeshLinks | None = None,
 ) -> tuple[BoxingStep, ...]:
-    """The cheapest steps from `before` to `after` for a tensor of global `shape` on a mesh."""
+    """The cheapest steps from `before` to `after` for a tensor of global `shape` on a mesh, whose
+    links are those of the generic machine where none are given.
+    """
     before, after = canonical(before, hierarchy), canonical(after, hierarchy)
     if before == after:
         return ()
@@ -81,7 +86,7 @@ def boxing_path(
     # equal, however many mesh axes cut them.
     even = tuple(extent % element_count(hierarchy) == 0 for extent in shape)
     nbytes = element_count(shape) * dtype.itemsize
-    mesh = _Mesh(hierarchy, even)
+    mesh = _Mesh(hierarchy, even, links or uniform_links(generic_machine()))
     path = _direct_path(mesh, before, after)
     if path is None:
         partials = {entry for sbp in (before, after) for entry in sbp if isinstance(entry, Partial)}
@@ -110,6 +115,7 @@ class _Mesh:
     hierarchy: tuple[int, ...]
     even: tuple[bool, ...]
     """Per tensor axis, whether all pieces are equal."""
+    links: MeshLinks
 
     def step(self, before: NdSbp, mesh_axes: tuple[int, ...], target: Sbp) -> BoxingStep | None:
         """The step that takes all `mesh_axes` (which agree in `before`) to `target`, if legal."""
@@ -161,7 +167,7 @@ class _Mesh:
                 if axis not in mesh_axes and isinstance(before[axis], (Split, Halo))
             ]
         )
-        cost = row.cost(devices)
+        cost = row.cost(devices, self.links.along(mesh_axes))
         partial = entry if isinstance(entry, Partial) else target
         return BoxingStep(
             primitive=row.primitive,
@@ -172,7 +178,7 @@ class _Mesh:
             reduction=partial.reduction if isinstance(partial, Partial) else None,
             src_axis=entry.axis if isinstance(entry, Split) else -1,
             dst_axis=target.axis if isinstance(target, Split) else -1,
-            cost=Cost(cost.start, cost.per_byte / pieces),
+            cost=Cost(cost.start, cost.per_byte / pieces, cost.share / pieces),
         )
 
 

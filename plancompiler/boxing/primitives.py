@@ -1,50 +1,17 @@
-"""The primitive table: every layout change along one set of mesh axes, its task and its cost.
+"""The primitive table: every layout change along one set of mesh axes, and its task.
 
-Costs follow the α–β model of Thakur, Rabenseifner and Gropp (2005): a message costs α, a byte β,
-and n devices need about log2(n) rounds; starting a task costs one more α, so that one collective
-over two mesh axes beats two. A byte copied in local memory costs γ. The costs only rank
-alternatives, so one set of constants serves.
+What they cost is in `plancompiler.costs.primitive`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from plancompiler.costs.links import LinkCost
+from plancompiler.costs.primitive import Cost, primitive_cost
 from plancompiler.ir.halo import Halo
 from plancompiler.ir.sbp import Broadcast, Partial, Sbp, Split
 from plancompiler.ir.task import Primitive, TaskKind
-
-ALPHA = 10e-6
-"""Seconds per message."""
-BETA = 1e-10
-"""Seconds per byte between devices."""
-GAMMA = 1e-11
-"""Seconds per byte within a device's memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Seconds of a primitive as a function of the bytes it works on."""
-
-    start: float
-    """Seconds whatever the size."""
-    per_byte: float
-    """Seconds per byte of the value as it is before these mesh axes split it."""
-
-    def seconds(self, nbytes: float) -> float:
-        """Seconds for a value of this size."""
-        return self.start + self.per_byte * nbytes
-
-
-def collective(devices: int, passes: int, share: float) -> Cost:
-    """A collective of `passes` times log2(n) rounds that moves `share` of the value per device."""
-    return Cost((1 + passes * math.log2(devices)) * ALPHA, share * BETA)
-
-
-CostRule = Callable[[int], Cost]
-"""Number of devices → cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +22,10 @@ class PrimitiveRow:
     after: type[Sbp]
     primitive: Primitive
     kind: TaskKind
-    cost: CostRule
+
+    def cost(self, devices: int, link: LinkCost) -> Cost:
+        """What it costs among so many devices that these links join."""
+        return primitive_cost(self.primitive, devices, link)
 
 
 TABLE: tuple[PrimitiveRow, ...] = (
@@ -65,7 +35,6 @@ TABLE: tuple[PrimitiveRow, ...] = (
         Broadcast,
         Primitive.ALL_REDUCE,
         TaskKind.COLLECTIVE_BOXING,
-        lambda n: collective(n, 2, 2 * (n - 1) / n),
     ),
     # P → S: every device gets its piece of the reduced value.
     PrimitiveRow(
@@ -73,7 +42,6 @@ TABLE: tuple[PrimitiveRow, ...] = (
         Split,
         Primitive.REDUCE_SCATTER,
         TaskKind.COLLECTIVE_BOXING,
-        lambda n: collective(n, 1, (n - 1) / n),
     ),
     # S → B: every device gets all pieces.
     PrimitiveRow(
@@ -81,7 +49,6 @@ TABLE: tuple[PrimitiveRow, ...] = (
         Broadcast,
         Primitive.ALL_GATHER,
         TaskKind.COLLECTIVE_BOXING,
-        lambda n: collective(n, 1, (n - 1) / n),
     ),
     # S(i) → S(j): every device sends a piece of its piece to every other.
     PrimitiveRow(
@@ -89,24 +56,18 @@ TABLE: tuple[PrimitiveRow, ...] = (
         Split,
         Primitive.ALL_TO_ALL,
         TaskKind.COLLECTIVE_BOXING,
-        lambda n: collective(n, 1, (n - 1) / (n * n)),
     ),
     # B → S: every device keeps its piece; nothing moves.
-    PrimitiveRow(
-        Broadcast, Split, Primitive.SLICE, TaskKind.SLICE_BOXING, lambda n: Cost(0.0, GAMMA / n)
-    ),
+    PrimitiveRow(Broadcast, Split, Primitive.SLICE, TaskKind.SLICE_BOXING),
     # B → H: every device keeps its piece and the halo around it; nothing moves. From any other
     # layout a halo comes by an exchange of boxes (`exchange`).
-    PrimitiveRow(
-        Broadcast, Halo, Primitive.SLICE, TaskKind.SLICE_BOXING, lambda n: Cost(0.0, GAMMA / n)
-    ),
+    PrimitiveRow(Broadcast, Halo, Primitive.SLICE, TaskKind.SLICE_BOXING),
     # B → P: the first device keeps the value, the others hold the reduction's identity.
     PrimitiveRow(
         Broadcast,
         Partial,
         Primitive.PARTIALISE,
         TaskKind.BOXING_IDENTITY,
-        lambda _: Cost(0.0, GAMMA),
     ),
 )
 

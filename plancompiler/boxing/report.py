@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from plancompiler.boxing.exchange import Exchange, exchange_seconds, received_bytes
 from plancompiler.boxing.graph import BoxingTaskGraph, TaskFamily, TensorLayout
-from plancompiler.boxing.primitives import BETA, Cost, primitive_between
+from plancompiler.boxing.primitives import primitive_between
+from plancompiler.costs import Cost, Machine, generic_machine, links_of
 from plancompiler.ir import Split
 from plancompiler.ir.halo import Halo
 from plancompiler.ir.shard import element_count
@@ -15,7 +16,7 @@ from plancompiler.ir.task import Primitive, TaskKind
 
 @dataclass(frozen=True, slots=True)
 class TransferCost:
-    """One transport family and its estimate by the α–β model."""
+    """One transport family and what it takes on a machine."""
 
     family: int
     name: str
@@ -32,13 +33,16 @@ class TransferCost:
     source: str
 
 
-def boxing_costs(graph: BoxingTaskGraph) -> tuple[TransferCost, ...]:
+def boxing_costs(
+    graph: BoxingTaskGraph, machine: Machine | None = None
+) -> tuple[TransferCost, ...]:
     """One row per transport family, in global order. The copies and the assembly of an exchange are
-    one row.
+    one row. Seconds are those of the machine, by default the generic one.
     """
+    machine = machine or generic_machine()
     microbatches = 1 if graph.pipeline is None else graph.pipeline.microbatches
     return tuple(
-        _cost(family, microbatches if family.per_microbatch else 1)
+        _cost(family, microbatches if family.per_microbatch else 1, machine)
         for family in graph.families
         if family.transfer is not None
         and not (
@@ -48,7 +52,7 @@ def boxing_costs(graph: BoxingTaskGraph) -> tuple[TransferCost, ...]:
     )
 
 
-def _cost(family: TaskFamily, times: int) -> TransferCost:
+def _cost(family: TaskFamily, times: int, machine: Machine) -> TransferCost:
     """The cost of what a family moves, so many times in a step."""
     transfer, layout = family.transfer, family.outputs[0]
     assert transfer is not None
@@ -63,16 +67,16 @@ def _cost(family: TaskFamily, times: int) -> TransferCost:
         after = f"{after} @{family.placement}"
         devices = len({*transfer.src_placement.rank_list, *family.placement.rank_list})
         moved = max(received_bytes(exchange, layout.dtype, r) for r in exchange.busiest_ranks)
-        seconds = exchange_seconds(exchange, layout.dtype)
+        seconds = exchange_seconds(exchange, layout.dtype, machine)
     elif transfer.primitive is Primitive.COPY or transfer.src_sbp is None:
         devices, moved, seconds = 1, 0, 0.0
     else:
         devices = devices_of(family)
         # A fused reduction is one call for several values, which are split as they please.
         nbytes = sum(bytes_of_group(each, family) for each in family.outputs)
-        cost = cost_of(family)
+        cost = cost_of(family, machine)
         crosses = family.kind is TaskKind.COLLECTIVE_BOXING
-        moved = round(cost.per_byte / BETA * nbytes) if crosses else 0
+        moved = round(cost.share * nbytes) if crosses else 0
         seconds = cost.seconds(nbytes)
     return TransferCost(
         family=family.number,
@@ -93,7 +97,7 @@ def devices_of(family: TaskFamily) -> int:
     return element_count([family.placement.hierarchy[axis] for axis in family.transfer.mesh_axes])
 
 
-def cost_of(family: TaskFamily) -> Cost:
+def cost_of(family: TaskFamily, machine: Machine) -> Cost:
     """The cost of a change along mesh axes, per byte of `bytes_of_group`."""
     transfer = family.transfer
     assert transfer is not None
@@ -101,7 +105,9 @@ def cost_of(family: TaskFamily) -> Cost:
     axis = transfer.mesh_axes[0]
     row = primitive_between(transfer.src_sbp[axis], family.outputs[-1].sbp[axis])
     assert row is not None
-    return row.cost(devices_of(family))
+    return row.cost(
+        devices_of(family), links_of(machine, family.placement).along(transfer.mesh_axes)
+    )
 
 
 def bytes_of_group(layout: TensorLayout, family: TaskFamily) -> float:

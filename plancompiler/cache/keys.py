@@ -23,7 +23,7 @@ from plancompiler.ops.registry import is_import_path, op_def
 from plancompiler.plan.job_serde import job_to_bytes
 
 PACKAGE = Path(__file__).resolve().parent.parent
-COMPILER_PACKAGES = ("boxing", "cache", "ir", "lower", "ops", "passes", "plan", "proto")
+COMPILER_PACKAGES = ("boxing", "cache", "costs", "ir", "lower", "ops", "passes", "plan", "proto")
 """The packages whose code makes plans: `lower`, all that it may import, and the serialisation."""
 DISTRIBUTIONS = ("plancompiler", "networkx", "numpy")
 """Libraries whose versions are part of the key: NetworkX finds the paths between layouts, and NumPy
@@ -54,13 +54,13 @@ def _version(package: str) -> str:
 
 
 def sources_digest(package: Path, packages: Iterable[str]) -> str | None:
-    """One hash over the names and texts of all Python files in folders of a package.
+    """One hash over the names and texts of all Python and machine files in folders of a package.
 
     None where a folder holds none, or where a file changed after this process started.
     """
     digest = hashlib.sha256()
     for name in packages:
-        files = sorted((package / name).rglob("*.py"))
+        files = sorted(file for kind in ("*.py", "*.toml") for file in (package / name).rglob(kind))
         if not files:
             return None
         for file in files:

@@ -35,6 +35,7 @@ from plancompiler.cli.options import (
 )
 from plancompiler.cli.output import format_bytes, print_json, print_note, print_result, print_table
 from plancompiler.cli.plan_view import plain_data
+from plancompiler.costs import machine_of_job
 from plancompiler.errors import VerifyError
 from plancompiler.ir import Job
 from plancompiler.ir.whole_file import naming_output, write_whole
@@ -109,7 +110,9 @@ def compile_command(
         summary["modes_equal"] = True
     parts: list[tuple[str, Sequence[Any], Callable[[Any], None]]] = []
     if costs:
-        parts.append(("transfers", boxing_costs(compilation.graph), print_costs))
+        parts.append(
+            ("transfers", boxing_costs(compilation.graph, machine_of_job(job)), print_costs)
+        )
     if explaining:
         parts.append(("explain", list(explain(job, world_size)), print_explained))
         stages = explain_pipeline(compilation.graph.pipeline, compilation.plans)

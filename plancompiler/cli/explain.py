@@ -12,14 +12,15 @@ from dataclasses import dataclass
 
 from plancompiler.boxing.bucket_report import BucketReport, bucket_reports
 from plancompiler.boxing.build import build_boxing_task_graph
-from plancompiler.boxing.estimate import estimate_step
 from plancompiler.boxing.fuse import fuse_reductions
 from plancompiler.boxing.graph import BoxingTaskGraph
 from plancompiler.boxing.infer_sbp import infer_sbp
 from plancompiler.boxing.report import boxing_costs
 from plancompiler.boxing.slices import slice_for_rank
+from plancompiler.boxing.step_time import step_time
 from plancompiler.boxing.streams import choose_streams
 from plancompiler.cli.output import format_bytes, print_result, print_table
+from plancompiler.costs import Machine, machine_of_job
 from plancompiler.ir import Job
 from plancompiler.ir.pipeline import Pipeline, SegmentKind
 from plancompiler.ir.task import TaskKind
@@ -53,26 +54,27 @@ class Explained:
     arena_bytes: int
     """Of rank 0."""
     predicted_seconds: float
-    """Of a step: `plancompiler.boxing.estimate`."""
+    """Of a step on the machine of the config: `plancompiler.boxing.step_time`."""
 
 
 def explain(job: Job, world_size: int) -> Iterator[Explained]:
     """The job as traced, after each pass of its config, and with its reductions fused."""
-    job = with_chosen_regions(job, world_size)
+    job, machine = with_chosen_regions(job, world_size), machine_of_job(job)
     graph = _boxed(job, world_size)
-    yield _explained("traced", "as the program says", graph)
+    yield _explained("traced", "as the program says", graph, machine)
     for record, after in each_pass(job):
         if after.ops != job.ops:
             graph = _boxed(after, world_size)
         job = after
-        yield _explained(record.name, record.summary, graph, record.notes, record.changes)
+        yield _explained(record.name, record.summary, graph, machine, record.notes, record.changes)
     before = graph
-    graph, fused = fuse_reductions(graph, config_of(job).fuse_bytes)
+    graph, fused = fuse_reductions(graph, config_of(job).fuse_bytes, machine)
     yield _explained(
         "fuse_reductions",
         f"{fused.before} reductions became {fused.after} "
         f"({_size_of_buckets(config_of(job).fuse_bytes)})",
         graph,
+        machine,
         buckets=bucket_reports(before, fused),
     )
 
@@ -92,6 +94,7 @@ def _explained(
     name: str,
     summary: str,
     graph: BoxingTaskGraph,
+    machine: Machine,
     notes: tuple[str, ...] = (),
     changes: tuple[str, ...] = (),
     buckets: tuple[BucketReport, ...] = (),
@@ -106,7 +109,7 @@ def _explained(
         collectives=sum(family.kind is TaskKind.COLLECTIVE_BOXING for family in graph.families),
         bytes_per_rank=sum(cost.bytes_per_rank for cost in boxing_costs(graph)),
         arena_bytes=compile_rank(slice_for_rank(graph, 0), 0).arena_bytes,
-        predicted_seconds=estimate_step(graph).seconds,
+        predicted_seconds=step_time(graph, machine).seconds,
     )
 
 

@@ -7,14 +7,23 @@ What can be set is not known here: each pass declares its options in a class of 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar, cast
 
 from plancompiler.errors import UsageError
 from plancompiler.hooks.compiler_settings import compiler_settings
 
 T = TypeVar("T")
+
+
+class Word(NamedTuple):
+    """How a setting that is one word is made of what a user gives, such as a path."""
+
+    given: Callable[[object], str]
+    """The word for what a user gives; for a word itself the same. It may read the user's files."""
+    check: Callable[[str], object]
+    """Raises a UsageError for what is no such word, and reads no file of the user's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +44,8 @@ class Option:
     """Whether a value other than the default is the work of the pass."""
     or_number: bool
     """Whether a whole number may stand for one of the words that are its choices."""
+    word: Word | None
+    """How its word is made; None for one of the choices."""
 
     def check(self, value: object) -> None:
         """A UsageError for a value that cannot be."""
@@ -45,6 +56,8 @@ class Option:
                 )
         elif isinstance(self.default, int):
             self._check_number(value)
+        elif self.word is not None:
+            self.word.check(cast("str", value))
         elif isinstance(self.default, str):
             if self.or_number and not isinstance(value, str):
                 self._check_number(value)
@@ -110,9 +123,10 @@ def option(
     most: int | None = None,
     asks: bool = False,
     or_number: bool = False,
+    word: Word | None = None,
 ) -> T:
     """The default of a field of a class of `Settings`, with what is known of it: see `Option`."""
-    facts = (default, help, metavar, choices, least, most, asks, or_number)
+    facts = (default, help, metavar, choices, least, most, asks, or_number, word)
     return field(default=default, metadata={"option": facts})
 
 
@@ -128,6 +142,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         for each in self.options():
+            if each.word is not None:
+                object.__setattr__(self, each.name, each.word.given(getattr(self, each.name)))
             each.check(getattr(self, each.name))
         for cls in type(self).__mro__:
             if issubclass(cls, Settings) and "check" in vars(cls):
@@ -164,8 +180,10 @@ class Settings:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The settings of a text form; a UsageError where it is none."""
-        known = [each.name for each in cls.options()]
+        """The settings of a text form; a UsageError where it is none. It reads no file, as texts
+        come with jobs of others.
+        """
+        known = {each.name: each for each in cls.options()}
         given: dict[str, str] = {}
         for part in text.split():
             name, equals, value = part.partition("=")
@@ -175,6 +193,8 @@ class Settings:
                     got=repr(part),
                     expected=f"KEY=VALUE with a key of {', '.join(known)}, each at most once",
                 )
+            if known[name].word is not None:
+                known[name].check(value)
             given[name] = value
         return cls.of(given)
 

@@ -28,6 +28,7 @@ from plancompiler.boxing.serde import graph_to_bytes, slices_by_rank
 from plancompiler.boxing.slices import Slicer
 from plancompiler.boxing.streams import choose_streams
 from plancompiler.boxing.text import format_boxing_graph, format_op_graph, format_slice
+from plancompiler.costs import machine_of_job
 from plancompiler.errors import RankError, UnknownModeError
 from plancompiler.ir import Job
 from plancompiler.ir.task import require_rank_fits
@@ -138,7 +139,7 @@ def build_graph(
         graph = build_boxing_task_graph(op_graph, world_size)
         graph = choose_streams(graph, config_of(job).streams)
         unfused = graph
-        graph, fused = fuse_reductions(unfused, config_of(job).fuse_bytes)
+        graph, fused = fuse_reductions(unfused, config_of(job).fuse_bytes, machine_of_job(job))
         check_step(graph)
     _dump(dump, "boxing_task_graph.txt", lambda: format_boxing_graph(graph))
     if _log.isEnabledFor(logging.INFO):

@@ -12,6 +12,7 @@ from typing import cast
 
 from plancompiler.boxing.fuse import FuseOptions
 from plancompiler.boxing.streams import StreamOptions
+from plancompiler.costs.choice import MachineOptions
 from plancompiler.errors import UsageError
 from plancompiler.ir import Job, verify_job
 from plancompiler.ir.settings import option
@@ -64,6 +65,7 @@ class Config(
     RecomputeOptions,
     PrecisionOptions,
     SequenceOptions,
+    MachineOptions,
 ):
     """How a job is compiled: the options of all passes and of boxing."""
 

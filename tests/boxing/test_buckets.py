@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from plancompiler.boxing.buckets import FIRST_BYTES, MOST_BYTES, balanced, cut
-from plancompiler.boxing.estimate import op_seconds
 from plancompiler.boxing.report import boxing_costs
+from plancompiler.boxing.step_time import placed_op_seconds
 from plancompiler.cli.job_file import load_job
 from plancompiler.ir.task import family_of
 from plancompiler.lower.compile import compile_plans
@@ -78,7 +78,7 @@ def test_gpt_tiny_overlaps_without_being_asked() -> None:
         tiny = load_job(str(EXAMPLES / "gpt.py"), {"preset": "tiny", "dp": 2})
         job = configured(tiny, **{"fuse_bytes": "auto", **settings})
         compiled = compile_plans(job, 2, "rank_per_iter")
-        ops = {placed.family: op_seconds(placed) for placed in compiled.graph.ops}
+        ops = {placed.family: placed_op_seconds(placed) for placed in compiled.graph.ops}
         calls = {each.family: each.seconds * slower for each in boxing_costs(compiled.graph)}
 
         def cost(rank: int, task: Task) -> float:

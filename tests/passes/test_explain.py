@@ -9,11 +9,13 @@ import pytest
 from click.testing import CliRunner
 
 import plancompiler as pc
-from plancompiler.boxing.estimate import BYTES_PER_SECOND, FLOPS_PER_SECOND, estimate_step
 from plancompiler.boxing.fuse import AUTO
 from plancompiler.boxing.report import boxing_costs
+from plancompiler.boxing.step_time import step_time
 from plancompiler.cli.explain import explain
 from plancompiler.cli.program import cli
+from plancompiler.costs import generic_machine
+from plancompiler.ir import DType
 from plancompiler.lower.compile import compile_plans
 from plancompiler.passes import PASSES, Config
 from tests.examples import EXAMPLES, gpt, mlp
@@ -32,7 +34,7 @@ def test_rows_are_what_the_compiler_makes() -> None:
     assert rows[0].ops == len(job.ops)
     assert rows[-1].ops == len(whole.graph.ops)
     assert rows[-1].arena_bytes == arena(whole)
-    assert rows[-1].predicted_seconds == estimate_step(whole.graph).seconds
+    assert rows[-1].predicted_seconds == step_time(whole.graph).seconds
     assert rows[-1].bytes_per_rank == sum(each.bytes_per_rank for each in boxing_costs(whole.graph))
     # One reduction per parameter, for the loss and for the accuracy become a few.
     assert rows[-2].collectives == 8
@@ -47,9 +49,10 @@ def test_a_product_takes_its_arithmetic_or_its_memory(sbp: str, share: int) -> N
         x = pc.input("x", (size, size), "float32", mesh(4), sbp)
         w = pc.input("w", (size, size), "float32", mesh(4))
         pc.output("y", (x @ w).sum())
-    actual = estimate_step(compiled(job).graph)
-    product = 2 * size**3 / share / FLOPS_PER_SECOND
-    addition = (size * size / share + 1) * 4 / BYTES_PER_SECOND
+    actual = step_time(compiled(job).graph)
+    device = generic_machine().device
+    product = 2 * size**3 / share / device.peak_flops(DType.FLOAT32)
+    addition = (size * size / share + 1) * 4 / device.memory_bytes_per_second
     assert actual.compute_seconds == pytest.approx(product + addition, rel=1e-6)
     assert (actual.transport_seconds > 0) == (sbp != "B")
 
@@ -61,7 +64,7 @@ def test_the_busiest_rank_counts() -> None:
         for _ in range(3):
             y = y @ y
         pc.output("y", y.sum())
-    assert estimate_step(compiled(job).graph).rank == 1
+    assert step_time(compiled(job).graph).rank == 1
 
 
 def run(*arguments: str) -> str:

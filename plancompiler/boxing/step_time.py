@@ -1,9 +1,7 @@
-"""A simple estimate of a step's time, by which rewrites of a job can be compared.
+"""What the ops and the transport of a step take on a machine, added up one after another.
 
-Of each rank, ops and transport are added up one after another: an op takes as long as its
-arithmetic or its memory traffic, whichever is more (the roofline model of S. Williams et al.,
-2009), transport what the α–β model of boxing says. The step is that of the busiest rank. What
-overlaps, and who waits for whom, is not in it.
+Rewrites of a job are compared by it. The step is that of the busiest rank. What overlaps, and who
+waits for whom, is not in it: a forecast has that.
 """
 
 from __future__ import annotations
@@ -12,21 +10,16 @@ from dataclasses import dataclass
 
 from plancompiler.boxing.graph import BoxingTaskGraph, PlacedOp
 from plancompiler.boxing.report import boxing_costs
+from plancompiler.costs import Machine, generic_machine, op_seconds
+from plancompiler.costs.op_time import FREE_OPS
 from plancompiler.ir import Placement, Split
 from plancompiler.ir.halo import Halo
 from plancompiler.ir.shard import element_count
 from plancompiler.ops.registry import flops_of, op_def
 
-FLOPS_PER_SECOND = 5e10
-"""Of one rank: a core's matrix product in float32."""
-BYTES_PER_SECOND = 2e10
-"""Of one rank: from and to memory."""
-
-_FREE = frozenset({"input", "variable", "output"})
-
 
 @dataclass(frozen=True, slots=True)
-class StepEstimate:
+class StepTime:
     """The busiest rank's step."""
 
     rank: int
@@ -38,31 +31,31 @@ class StepEstimate:
         return self.compute_seconds + self.transport_seconds
 
 
-def estimate_step(graph: BoxingTaskGraph) -> StepEstimate:
+def step_time(graph: BoxingTaskGraph, machine: Machine | None = None) -> StepTime:
     """The step of the busiest rank. Ranks of a placement do alike; its first stands for all."""
     compute: dict[Placement, float] = {}
     for placed in graph.ops:
         placement = placed.op.placement
-        compute[placement] = compute.get(placement, 0.0) + op_seconds(placed)
+        compute[placement] = compute.get(placement, 0.0) + placed_op_seconds(placed, machine)
     transport: dict[Placement, float] = {}
-    for cost in boxing_costs(graph):
+    for cost in boxing_costs(graph, machine):
         placement = graph.family_by_number[cost.family].placement
         transport[placement] = transport.get(placement, 0.0) + cost.seconds
     ranks = sorted({placement.rank_list[0] for placement in (*compute, *transport)})
     estimates = [
-        StepEstimate(rank, _of_rank(compute, rank), _of_rank(transport, rank)) for rank in ranks
+        StepTime(rank, _of_rank(compute, rank), _of_rank(transport, rank)) for rank in ranks
     ]
-    return max(estimates, key=lambda each: each.seconds, default=StepEstimate(0, 0.0, 0.0))
+    return max(estimates, key=lambda each: each.seconds, default=StepTime(0, 0.0, 0.0))
 
 
 def _of_rank(seconds: dict[Placement, float], rank: int) -> float:
     return sum(spent for placement, spent in seconds.items() if rank in placement.rank_list)
 
 
-def op_seconds(placed: PlacedOp) -> float:
-    """Time of one device's share of an op."""
+def placed_op_seconds(placed: PlacedOp, machine: Machine | None = None) -> float:
+    """Seconds of one device's share of an op; on the generic machine where none is given."""
     op, signature = placed.op, placed.signature
-    if op.kind in _FREE or op_def(op.kind).view:
+    if op.kind in FREE_OPS or op_def(op.kind).view:
         return 0.0
     shares = [1] * op.placement.ndim
     nbytes = 0.0
@@ -80,4 +73,5 @@ def op_seconds(placed: PlacedOp) -> float:
         tuple(value.type for value in op.outputs),
         dict(op.attrs),
     )
-    return max(flops / element_count(shares) / FLOPS_PER_SECOND, nbytes / BYTES_PER_SECOND)
+    dtype = (op.outputs or op.inputs)[0].dtype
+    return op_seconds(machine or generic_machine(), flops / element_count(shares), nbytes, dtype)
