@@ -19,6 +19,7 @@ from tests.ops import (
     samples_microbatch,
     samples_routing,
     samples_search,
+    samples_sequence,
     samples_special,
     samples_transformer,
 )
@@ -53,6 +54,7 @@ def samples(directory: Path, dtype: str = "float64", seed: int = 20240229) -> li
         *samples_classes.samples(make),
         *samples_transformer.samples(make),
         *samples_search.samples(make),
+        *samples_sequence.samples(make),
     ]
     return [*plain, *samples_guarded.samples(make, plain)]
 

@@ -23,7 +23,7 @@ CONVOLUTIONS: tuple[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]], ...
 
 
 def samples(make: Maker) -> list[Sample]:
-    return [*_convolutions(make), *_pools(make)]
+    return [*_convolutions(make), *_pools(make), *_resampled(make)]
 
 
 def _convolutions(make: Maker) -> list[Sample]:
@@ -101,5 +101,32 @@ def _pools(make: Maker) -> list[Sample]:
         samples.append(Sample(kind, (real(*shape),), {"size": size}))
         samples.append(
             Sample(f"{kind}_grad", (real(*small),), {"size": shape[len(shape) - len(size) :]})
+        )
+    return samples
+
+
+# Shape, axis, new extent, and attributes.
+RESAMPLED: tuple[tuple[tuple[int, ...], int, int, dict[str, Any]], ...] = (
+    ((2, 5, 3), 1, 8, {}),
+    ((7, 2), 0, 3, {"mode": "nearest-exact"}),
+    ((2, 5), 1, 11, {"mode": "linear"}),
+    ((6, 2), 0, 4, {"mode": "linear", "align_corners": True}),
+    ((2, 5), 1, 9, {"mode": "cubic"}),
+    ((2, 9), 1, 4, {"mode": "cubic", "align_corners": True}),
+    ((2, 9), 1, 4, {"mode": "linear", "antialias": True}),
+    ((9, 2), 0, 5, {"mode": "cubic", "antialias": True}),
+    ((2, 6), 1, 9, {"mode": "linear", "factor": 1.6}),
+    ((1, 3), 1, 1, {"mode": "linear", "align_corners": True}),
+)
+
+
+def _resampled(make: Maker) -> list[Sample]:
+    samples = []
+    for shape, axis, size, how in RESAMPLED:
+        new = (*shape[:axis], size, *shape[axis + 1 :])
+        attrs = {"axis": axis, **how}
+        samples.append(Sample("resample", (make.real(*shape),), {**attrs, "size": size}))
+        samples.append(
+            Sample("resample_grad", (make.real(*new),), {**attrs, "extent": shape[axis]})
         )
     return samples
