@@ -93,7 +93,8 @@ def count_nonzero(x: Any, /, *, axis: Axis | None = None, keepdims: bool = False
 
 def nonzero(x: Any, /) -> tuple[Any, ...]:
     """Places of the elements that are not zero (or True): for each axis a vector."""
-    return functions.nonzero(x)
+    places: tuple[Any, ...] = functions.nonzero(x)
+    return places
 
 
 def searchsorted(x1: Any, x2: Any, /, *, side: str = "left", sorter: Any | None = None) -> Any:

@@ -1,13 +1,19 @@
-"""The in-place forms of tensors: `x += y`, `x.relu_()`, `copy_`; the world does the work."""
+"""The in-place forms of tensors: `x += y`, `x.relu_()`, `copy_`; the world does the work.
+
+Every method that gives a tensor has a form that changes its own in place. Those of functions of
+each element, and those that put elements in, are shown by `dir()`, and type checkers know them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from plancompiler.eager.spec import SpecTensor
+from plancompiler.eager.inplace_methods import InPlaceMethods
 from plancompiler.errors import UsageError
-from plancompiler.frontend import functions
+from plancompiler.frontend import functions, methods
+from plancompiler.frontend.functions import activation, derived, elementwise, indexing
 from plancompiler.frontend.functions.random import like
 from plancompiler.ir.operators import Scalar
 from plancompiler.ir.source import user_line
@@ -54,7 +60,53 @@ _DRAWING: Mapping[str, Callable[..., Any]] = {
 """What fills a tensor with random numbers."""
 
 
-class InPlaceForms(SpecTensor):
+def _changing(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """The form of a method that changes its tensor."""
+
+    @wraps(method)
+    def run(self: InPlaceForms, *args: Any, **kwargs: Any) -> Any:
+        return self.spec.world.change(self, lambda before: method(before, *args, **kwargs), name)
+
+    return run
+
+
+def _reforming(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def run(self: InPlaceForms, *args: Any, **kwargs: Any) -> Any:
+        return self.spec.world.reform(self, lambda before: method(before, *args, **kwargs), name)
+
+    return run
+
+
+def _drawing(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def run(self: InPlaceForms, *args: Any, **kwargs: Any) -> Any:
+        return self.copy_(method(self.shape, *args, **like(self, kwargs)))
+
+    return run
+
+
+_FAMILIES = {each.__name__ for each in (activation, derived, elementwise, indexing)}
+"""Where the functions are defined that keep the shape of their first tensor."""
+_OTHER_DTYPE = frozenset({"astype", "cast", "clone", "copy"})
+"""Their functions that change the dtype, and those whose name says that nothing is changed."""
+
+CHANGING: Mapping[str, Callable[..., Any]] = {
+    f"{name}_": method
+    for name, method in methods.METHODS.items()
+    if getattr(method, "__wrapped__", method).__module__ in _FAMILIES and name not in _OTHER_DTYPE
+}
+"""The forms that tensors show, by name, with the methods that they are forms of."""
+
+for _name, _method in CHANGING.items():
+    setattr(InPlaceMethods, _name, _changing(_name, _method))
+for _name, _method in _REFORMING.items():
+    setattr(InPlaceMethods, _name, _reforming(_name, _method))
+for _name, _method in _DRAWING.items():
+    setattr(InPlaceMethods, _name, _drawing(_method))
+
+
+class InPlaceForms(InPlaceMethods):
     """Mixin: what changes a tensor and never its identity, shape, dtype or layout."""
 
     __slots__ = ()
@@ -71,6 +123,11 @@ class InPlaceForms(SpecTensor):
         """Set every element to zero."""
         return self.fill_(0)
 
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Say whether ops on it are recorded; see `requires_grad`."""
+        self.requires_grad = requires_grad
+        return self
+
     def __setitem__(self, index: Any, value: Any) -> None:
         """`x[index] = value`, a number or a tensor that is broadcast to the elements' shape."""
         self.spec.world.assign(self, index, value)
@@ -78,15 +135,7 @@ class InPlaceForms(SpecTensor):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """`x.relu_()`: every method that gives a tensor has a form that changes it in place."""
-            if name in _REFORMING:
-                return lambda *args, **kwargs: self.spec.world.reform(
-                    self, lambda before: _REFORMING[name](before, *args, **kwargs), name
-                )
-            if name in _DRAWING:
-                return lambda *args, **kwargs: self.copy_(
-                    _DRAWING[name](self.shape, *args, **like(self, kwargs))
-                )
+            """`x.cumsum_()`: every method that gives a tensor has such a form."""
             method = None
             if name.endswith("_") and not name.startswith("_"):
                 method = getattr(type(self), name[:-1], None)
@@ -94,9 +143,7 @@ class InPlaceForms(SpecTensor):
                 raise AttributeError(
                     f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
                 )
-            return lambda *args, **kwargs: self.spec.world.change(
-                self, lambda before: method(before, *args, **kwargs), name
-            )
+            return partial(_changing(name, method), self)
 
     def _into(
         self, out: Any, function: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]

@@ -2,21 +2,23 @@
 
 A function names `out` in its signature and leaves the rest to the decorator `takes_out`, so that
 type checkers and `help()` know the keyword, and a call without it costs one look-up more. The
-decorator also takes keywords as PyTorch spells them: `dim` for `axis`, `keepdim` for `keepdims`,
-`input` for the first tensor.
+decorator also takes keywords as NumPy and PyTorch spell them (`ir.spelling`), and lets a tensor
+without axes be named one: axis 0 or -1.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import wraps
 from typing import Any, TypeVar, cast
 
-from plancompiler.errors import PlanCompilerError, UsageError
+from plancompiler.errors import IndexingError, PlanCompilerError, UsageError
 from plancompiler.ir.argument_errors import BARE, wrong_argument
 from plancompiler.ir.operators import TensorOperators
 from plancompiler.ir.source import user_line
+from plancompiler.ir.spelling import respelled, spellings_of
 from plancompiler.ir.value import ACTIVE_TRACER
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -37,18 +39,22 @@ def takes_out(function: Function) -> Function:
     The function itself names `out` in its signature for those who read it, and is never given one.
     """
 
-    spelled = _spelled(function)
+    spelled = spellings_of(function)
+    along_axis = _works_along_axis(function)
 
     @wraps(function)
     def call(*args: Any, **named: Any) -> Any:
         try:
             if named:
                 if not spelled.keys().isdisjoint(named):
-                    named = _respelled(function, spelled, named)
+                    named = respelled(function, spelled, named)
                 if "out" in named:
                     return _into(function, named.pop("out"), args, named)
             return function(*args, **named)
         except PlanCompilerError as error:
+            if along_axis and isinstance(error, IndexingError) and _is_scalar_tensor(args):
+                with suppress(PlanCompilerError):
+                    return _as_vector(function, args, named)
             error.at(op=function.__name__, source=user_line())
             raise
         except BARE as failure:
@@ -61,35 +67,37 @@ def takes_out(function: Function) -> Function:
     return cast("Function", call)
 
 
-_SPELLINGS = {"dim": ("axis", "axes"), "dims": ("axes", "axis"), "keepdim": ("keepdims",)}
-"""Keywords of PyTorch, and what a function of ours may call the same."""
+def _works_along_axis(function: Callable[..., Any]) -> bool:
+    """Whether a function takes a tensor and an axis of it, and makes tensors as of one element of
+    a vector.
+    """
+    signature = inspect.signature(function)
+    first, *others = signature.parameters.values()
+    return (
+        first.annotation == "Tensor"
+        and any(each.name in ("axis", "axes") for each in others)
+        and signature.return_annotation in ("Tensor", "tuple[Tensor, Tensor]")
+    )
 
 
-def _spelled(function: Callable[..., Any]) -> dict[str, str]:
-    """The function's keywords by PyTorch's spelling."""
-    names = list(inspect.signature(function).parameters)
-    spelled = {
-        theirs: next(each for each in ours if each in names)
-        for theirs, ours in {**_SPELLINGS, "input": tuple(names[:1])}.items()
-        if theirs not in names and any(each in names for each in ours)
-    }
-    return {theirs: ours for theirs, ours in spelled.items() if ours != "out"}
+def _is_scalar_tensor(args: tuple[Any, ...]) -> bool:
+    return bool(args) and isinstance(args[0], TensorOperators) and not args[0].ndim
 
 
-def _respelled(
-    function: Callable[..., Any], spelled: Mapping[str, str], named: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Keywords in our own spelling. UsageError for one that is given in both."""
-    ours = {spelled.get(name, name): value for name, value in named.items()}
-    if len(ours) < len(named):
-        twice = sorted(name for name in named if spelled.get(name) in named)
-        raise UsageError(
-            "an argument is given in two spellings",
-            op=function.__name__,
-            got=" and ".join(f"{name}, {spelled[name]}" for name in twice),
-            expected="one of them",
-        )
-    return ours
+def _as_vector(
+    function: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]
+) -> Any:
+    """What a function makes of a tensor without axes, which stands for a vector of one element."""
+
+    def wide(value: Any) -> Any:
+        scalar = isinstance(value, TensorOperators) and not value.ndim
+        return value.reshape((1,)) if scalar else value
+
+    def narrow(value: Any) -> Any:
+        return value.reshape(()) if value.shape == (1,) else value
+
+    made = function(*map(wide, args), **{name: wide(value) for name, value in named.items()})
+    return tuple(map(narrow, made)) if isinstance(made, tuple) else narrow(made)
 
 
 def _into(

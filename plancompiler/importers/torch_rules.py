@@ -453,9 +453,9 @@ for _name, _reduce in {"sum": f.sum, "mean": f.mean}.items():
     _targets = (f"aten.{_name}.default", f"aten.{_name}.dim", f"aten.{_name}.dim_IntList")
     torch_rule(*_targets, typed=True)(_reduction(_reduce))
 torch_rule("aten.prod.default", "aten.prod.dim_int", typed=True)(_reduction(f.prod))
-for _name, _reduce in {"any": f.any, "all": f.all}.items():
+for _name, _truth in {"any": f.any, "all": f.all}.items():
     _targets = (f"aten.{_name}.default", f"aten.{_name}.dim", f"aten.{_name}.dims")
-    torch_rule(*_targets, typed=True)(_reduction(_reduce))
+    torch_rule(*_targets, typed=True)(_reduction(_truth))
 
 
 def _extremes(reduce: Callable[..., Any], place: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ import math
 import operator
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, Self, TypeVar, cast
+from typing import Any, Protocol, Self, TypeVar, cast, overload
 
 from plancompiler.errors import (
     AttributeValueError,
@@ -23,14 +23,17 @@ from plancompiler.errors import (
 )
 from plancompiler.hooks.array_namespace import array_namespace
 from plancompiler.ir.dtype import DType
-from plancompiler.ir.indexing import places_of_true, taken
+from plancompiler.ir.indexing import taken
 from plancompiler.ir.op import AttrValue
 from plancompiler.ir.placement import Placement, require_placement
 from plancompiler.ir.promotion import dtypes_may_mix, floating_dtype, result_dtype
 from plancompiler.ir.sbp import NdSbp, Sbp
 from plancompiler.ir.source import user_line
+from plancompiler.ir.spelling import takes_spellings
+from plancompiler.ir.tensor_methods import TensorMethods
 
 Scalar = bool | int | float
+Result_co = TypeVar("Result_co", covariant=True)
 SbpLike = NdSbp | Sbp | str | Iterable[Sbp | str]
 
 TENSORS_ONLY = frozenset(
@@ -120,6 +123,54 @@ def _of_two(kind: str, *, swapped: bool = False) -> _OfTwo:
     return cast("_OfTwo", method)
 
 
+Axes = int | Sequence[int] | None
+"""Several axes, or one, or all."""
+
+
+class _TotalOf(Protocol[Result_co]):
+    """A sum or mean over axes, with keywords as we or PyTorch spell them."""
+
+    @overload
+    def __call__(
+        self, axis: Axes = None, keepdims: bool = False, dtype: DType | str | None = None
+    ) -> Result_co: ...
+
+    @overload
+    def __call__(
+        self, *, dim: Axes = None, keepdim: bool = False, dtype: DType | str | None = None
+    ) -> Result_co: ...
+
+
+class _Total(Protocol):
+    """A sum or mean as a method."""
+
+    def __get__(self, tensor: Tensor, owner: type[Tensor]) -> _TotalOf[Tensor]: ...
+
+
+class _ExtremeOf(Protocol[Result_co]):
+    """The greatest or least element over axes, likewise."""
+
+    @overload
+    def __call__(self, axis: Axes = None, keepdims: bool = False) -> Result_co: ...
+
+    @overload
+    def __call__(self, *, dim: Axes = None, keepdim: bool = False) -> Result_co: ...
+
+
+class _Extreme(Protocol):
+    """The greatest or least element as a method."""
+
+    def __get__(self, tensor: Tensor, owner: type[Tensor]) -> _ExtremeOf[Tensor]: ...
+
+
+def _total(method: Callable[..., Any]) -> _Total:
+    return cast("_Total", takes_spellings(method))
+
+
+def _extreme(method: Callable[..., Any]) -> _Extreme:
+    return cast("_Extreme", takes_spellings(method))
+
+
 class ElementCount(int):
     """A number of elements that gives, when it is called, the extents that it is the product of."""
 
@@ -136,7 +187,7 @@ class ElementCount(int):
         return self.shape if axis is None else self.shape[axis]
 
 
-class TensorOperators:
+class TensorOperators(TensorMethods):
     """Mixin: arithmetic, comparison, shape and reduction methods on top of `_apply`."""
 
     __slots__ = ()
@@ -347,8 +398,15 @@ class TensorOperators:
         return self._unary("reshape", shape=_int_tuple(shape))
 
     def transpose(self, *axes: int | Sequence[int]) -> Self:
-        """Axes permuted; without arguments, reversed."""
+        """Axes permuted; without arguments, reversed; two numbers exchange these axes, as in
+        PyTorch.
+        """
         order = _int_tuple(axes) or tuple(reversed(range(self.ndim)))
+        if len(axes) == 2:
+            one, other = (one_axis(each, self.ndim) for each in order)
+            exchanged = list(range(self.ndim))
+            exchanged[one], exchanged[other] = other, one
+            order = tuple(exchanged)
         return self._unary("transpose", axes=order)
 
     @property
@@ -388,18 +446,25 @@ class TensorOperators:
             hint="make another value: x = pc.index_put(x, index, value)",
         )
 
-    def nonzero(self) -> tuple[Self, ...]:
-        """Places of the elements that are not zero: see `pc.nonzero`."""
-        return places_of_true(self)
-
     # Reductions. `axis` is None (all axes), one axis or several.
-    def sum(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Self:
+    @_total
+    def sum(
+        self, axis: Axes = None, keepdims: bool = False, dtype: DType | str | None = None
+    ) -> Self:
+        """The sum over axes; with `dtype` of the numbers in that."""
+        if dtype is not None:
+            return self.cast(dtype).sum(axis, keepdims)
         return self._unary("sum", axes=self._axes(axis), keepdims=keepdims)
 
-    def mean(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Self:
+    @_total
+    def mean(
+        self, axis: Axes = None, keepdims: bool = False, dtype: DType | str | None = None
+    ) -> Self:
         """The mean over axes; of whole numbers in float64, of truth values in float32. That of no
-        elements is NaN.
+        elements is NaN. With `dtype` it is that of the numbers in that.
         """
+        if dtype is not None:
+            return self.cast(dtype).mean(axis, keepdims)
         if self.dtype is DType.BOOL:
             return self.cast(DType.FLOAT32).mean(axis, keepdims)
         axes = self._axes(axis)
@@ -415,20 +480,15 @@ class TensorOperators:
         mean = self.cast(wide).sum(axes, keepdims) * share
         return mean.cast(dtype) if dtype.is_floating else mean
 
-    def max(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Self:
+    @_extreme
+    def max(self, axis: Axes = None, keepdims: bool = False) -> Self:
+        """The greatest element over axes."""
         return self._unary("max", axes=self._axes(axis), keepdims=keepdims)
 
-    def min(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Self:
+    @_extreme
+    def min(self, axis: Axes = None, keepdims: bool = False) -> Self:
+        """The least element over axes."""
         return self._unary("min", axes=self._axes(axis), keepdims=keepdims)
-
-    def argmax(self, axis: int = -1, keepdims: bool = False) -> Self:
-        return self._unary("argmax", axis=self._axis(axis), keepdims=keepdims)
-
-    def softmax(self, axis: int = -1) -> Self:
-        return self._unary("softmax", axis=self._axis(axis))
-
-    def log_softmax(self, axis: int = -1) -> Self:
-        return self._unary("log_softmax", axis=self._axis(axis))
 
     def redistribute(self, placement: Placement | None = None, sbp: SbpLike | None = None) -> Self:
         """The same value on another placement and/or with another SBP: the one word for it."""
@@ -440,15 +500,9 @@ class TensorOperators:
     def _redistribute(self, placement: Placement | None, sbp: NdSbp | None) -> Self:
         """The tensor in another layout."""
 
-    def _axis(self, axis: int) -> int:
-        axes = normalize_axes(axis, self.ndim)
-        if len(axes) != 1:
-            raise AttributeValueError(
-                "one axis is needed here", got=axis, expected="a whole number"
-            )
-        return axes[0]
-
     def _axes(self, axis: int | Sequence[int] | None) -> tuple[int, ...]:
+        if not self.shape and axis in (0, -1):
+            return ()  # a scalar counts as a vector of one element, as in PyTorch
         return normalize_axes(axis, self.ndim)
 
 
@@ -551,6 +605,14 @@ def normalize_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ..
             expected=f"axes from {-ndim} to {ndim - 1}",
         )
     return tuple(normalized)
+
+
+def one_axis(axis: int, ndim: int) -> int:
+    """An axis as a non-negative number."""
+    axes = normalize_axes(axis, ndim)
+    if len(axes) != 1:
+        raise AttributeValueError("one axis is needed here", got=axis, expected="a whole number")
+    return axes[0]
 
 
 def _int_tuple(values: Sequence[int | Sequence[int]]) -> tuple[int, ...]:

@@ -61,6 +61,24 @@ class Value(TensorOperators):
             hint="use pc.where to choose by data, and `is` to tell values apart",
         )
 
+    def detach(self) -> Value:
+        """The same value, through which no gradient flows."""
+        return self._unary("stop_gradient")
+
+    def item(self) -> NoReturn:
+        raise self._no_numbers("number")
+
+    def tolist(self) -> NoReturn:
+        raise self._no_numbers("list of numbers")
+
+    def numpy(self) -> NoReturn:
+        raise self._no_numbers("array")
+
+    def __format__(self, spec: str) -> str:
+        if spec:
+            raise self._no_numbers("number")
+        return str(self)
+
     def __float__(self) -> float:
         raise self._no_numbers("number")
 

@@ -217,8 +217,9 @@ def _cross_entropy_grad_kernel(context: KernelContext, inputs: Arrays, outputs: 
 
 def _cross_entropy_grad_formula(attrs: AttrMap, logits: Any, labels: Any, dloss: Any) -> Any:
     """Cross-entropy is nll_loss of log_softmax; this is one's gradient of the other's."""
+    last = logits.ndim - 1
     dlogs = apply("nll_loss_grad", labels, dloss, **attrs, classes=logits.shape[-1])
-    return apply("log_softmax_grad", logits.log_softmax(), dlogs, axis=logits.ndim - 1)
+    return apply("log_softmax_grad", apply("log_softmax", logits, axis=last), dlogs, axis=last)
 
 
 define_op(

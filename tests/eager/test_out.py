@@ -66,7 +66,7 @@ CALLS = {
         "softsign gelu_exact sum mean max min argmax argmin softmax log_softmax prod count_nonzero "
         "logsumexp var std norm cumsum cumprod cummax cummin sort argsort transpose squeeze "
         "flatten flip trace tril triu diag diagonal diag_embed stop_gradient all_reduce "
-        "all_reduce_gradient all_gather reduce_scatter redistribute rotary_embedding",
+        "all_reduce_gradient all_gather reduce_scatter redistribute rotary_embedding clone",
         lambda m: call(m.real(4, 6)),
     ),
     **dict.fromkeys(DERIVED, lambda m: call(m.unit(4, 6))),

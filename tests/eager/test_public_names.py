@@ -6,16 +6,20 @@ import numpy as np
 
 import plancompiler as pc
 from plancompiler import public
+from plancompiler.eager.inplace_methods import InPlaceMethods
 from plancompiler.eager.materialized_view import MaterializedView
+from plancompiler.frontend.methods import METHODS
 
-SHARED = """T argmax cast dtype equal exp gelu log log_softmax mT max mean min ndim nonzero
-not_equal placement redistribute relu reshape shape sigmoid size softmax sqrt sum tanh transpose"""
-EAGER = """backward base copy_ detach device fill_ from_local grad is_leaf is_view item local_shape
-numpy register_hook requires_grad sbp to_device to_local tolist zero_"""
+SPECIAL = {name for name in vars(InPlaceMethods) if name.startswith("__")}
+
+SHARED = """T cast detach dtype equal exp gelu item log mT max mean min ndim not_equal numpy
+placement redistribute relu reshape shape sigmoid size sqrt sum tanh tolist transpose"""
+EAGER = """backward base copy_ device fill_ from_local grad is_leaf is_view local_shape
+register_hook requires_grad requires_grad_ sbp to_device to_local zero_"""
 
 
 def names(*lists: str) -> set[str]:
-    return {name for each in lists for name in each.split()}
+    return {*METHODS, *(name for each in lists for name in each.split())}
 
 
 def public_names(thing: object) -> set[str]:
@@ -33,7 +37,8 @@ def test_eager_tensors_and_their_views_show_what_users_may_use() -> None:
         assert isinstance(view, MaterializedView)
         return [public_names(each) for each in (x, view)]
 
-    assert pc.eager.spawn(program, ranks=2) == [[names(SHARED, EAGER)] * 2] * 2
+    wanted = names(SHARED, EAGER) | vars(InPlaceMethods).keys() - SPECIAL
+    assert pc.eager.spawn(program, ranks=2) == [[wanted] * 2] * 2
 
 
 def test_values_of_a_job_and_traced_tensors_show_what_users_may_use() -> None:
@@ -52,4 +57,4 @@ def test_values_of_a_job_and_traced_tensors_show_what_users_may_use() -> None:
         function(pc.tensor(np.ones(3), pc.Placement("cpu", [0])))
 
     pc.eager.spawn(program, ranks=1)
-    assert shown == [names(SHARED, EAGER)]
+    assert shown == [names(SHARED, EAGER) | vars(InPlaceMethods).keys() - SPECIAL]

@@ -71,7 +71,7 @@ UNCHANGED: dict[str, Body] = {
     "add zeros": lambda x: x + pc.zeros((6,), "float32", mesh(1)),
     "same dtype": lambda x: x.cast("float32"),
     "same shape": lambda x: x.reshape(4, 6),
-    "same order": lambda x: x.transpose(0, 1),
+    "same order": lambda x: x.transpose((0, 1)),
     "same extents": lambda x: pc.expand(x, (4, 6)),
     "two negations": lambda x: pc.neg(pc.neg(x)),
     "no gradient": lambda x: apply("stop_gradient", x),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plancompiler.frontend.functions.derived import Tensor, unary
 from plancompiler.frontend.out import takes_out
-from plancompiler.ir.operators import normalize_axes
+from plancompiler.ir.operators import one_axis
 from plancompiler.ops import split_softmax
 from plancompiler.ops.registry import apply_one
 
@@ -51,9 +51,9 @@ def softmax(
     gathered.
     """
     if split_axis:
-        shares: Tensor = split_softmax.split_softmax(x, normalize_axes(axis, x.ndim)[0])
+        shares: Tensor = split_softmax.split_softmax(x, one_axis(axis, x.ndim))
         return shares
-    return x.softmax(axis)
+    return apply_one("softmax", x, axis=one_axis(axis, x.ndim))
 
 
 @takes_out
@@ -62,9 +62,9 @@ def log_softmax(
 ) -> Tensor:
     """Logarithm of softmax, computed without overflow; `split_axis` as in `softmax`."""
     if split_axis:
-        logarithms: Tensor = split_softmax.split_log_softmax(x, normalize_axes(axis, x.ndim)[0])
+        logarithms: Tensor = split_softmax.split_log_softmax(x, one_axis(axis, x.ndim))
         return logarithms
-    return x.log_softmax(axis)
+    return apply_one("log_softmax", x, axis=one_axis(axis, x.ndim))
 
 
 softplus = unary("softplus")

@@ -22,7 +22,7 @@ from plancompiler.frontend.functions.shape import (
     unsqueeze,
 )
 from plancompiler.frontend.out import takes_out
-from plancompiler.ir.operators import normalize_axes, whole_numbers
+from plancompiler.ir.operators import normalize_axes, one_axis, whole_numbers
 from plancompiler.ir.shard import balanced_range
 from plancompiler.ops.check import broadcast_shapes
 from plancompiler.ops.registry import apply, apply_one
@@ -59,10 +59,6 @@ __all__ = [
     "vsplit",
     "vstack",
 ]
-
-
-def _axis(x: Tensor, axis: int) -> int:
-    return normalize_axes(axis, x.ndim)[0]
 
 
 # --- joining --------------------------------------------------------------------------------------
@@ -176,7 +172,7 @@ def broadcast_tensors(
 @takes_out
 def narrow(x: Tensor, axis: int, start: int, length: int, *, out: Tensor | None = None) -> Tensor:
     """`length` elements of an axis from `start` on."""
-    at = _axis(x, axis)
+    at = one_axis(axis, x.ndim)
     extent = x.shape[at]
     start = start + extent if start < 0 else start
     if not (start >= 0 and length >= 0 and start + length <= extent):
@@ -191,7 +187,7 @@ def narrow(x: Tensor, axis: int, start: int, length: int, *, out: Tensor | None 
 @takes_out
 def select(x: Tensor, axis: int, index: int, *, out: Tensor | None = None) -> Tensor:
     """The elements at one place of an axis, without the axis."""
-    at = _axis(x, axis)
+    at = one_axis(axis, x.ndim)
     return narrow(x, at, index, 1).reshape((*x.shape[:at], *x.shape[at + 1 :]))
 
 
@@ -206,7 +202,7 @@ def tensor_split(
     """That many pieces along an axis, of sizes that differ by at most one, or the pieces between
     the places that are listed.
     """
-    extent = x.shape[_axis(x, axis)]
+    extent = x.shape[one_axis(axis, x.ndim)]
     if not isinstance(parts, (list, tuple)):
         count, *more = whole_numbers("parts", parts)
         if count < 1 or more:
@@ -264,7 +260,7 @@ def unfold_axis(x: Tensor, axis: int, size: int, step: int, *, out: Tensor | Non
     """
     if not x.ndim:
         return unfold_axis(x.reshape((1,)), 0, size, step).reshape((size,))
-    at = _axis(x, axis)
+    at = one_axis(axis, x.ndim)
     extent = x.shape[at]
     if not (0 <= size <= extent and step > 0):
         raise AttributeValueError(
@@ -297,7 +293,7 @@ def ravel(x: Tensor, *, out: Tensor | None = None) -> Tensor:
 @takes_out
 def unflatten(x: Tensor, axis: int, sizes: Sequence[int], *, out: Tensor | None = None) -> Tensor:
     """One axis as several; one of their extents may be -1."""
-    at = _axis(x, axis)
+    at = one_axis(axis, x.ndim)
     sizes = whole_numbers("sizes", sizes)
     known = math.prod(each for each in sizes if each != -1)
     if -1 in sizes and known:
@@ -333,7 +329,7 @@ def swapaxes(x: Tensor, first: int, second: int, *, out: Tensor | None = None) -
     if not x.ndim:
         return x.reshape(())
     order = list(range(x.ndim))
-    one, other = _axis(x, first), _axis(x, second)
+    one, other = one_axis(first, x.ndim), one_axis(second, x.ndim)
     order[one], order[other] = order[other], order[one]
     return x.transpose(order)
 
@@ -355,7 +351,7 @@ def rot90(
     x: Tensor, k: int = 1, axes: Sequence[int] = (0, 1), *, out: Tensor | None = None
 ) -> Tensor:
     """The plane of two axes turned k times by 90 degrees, from the first towards the second."""
-    first, second = (_axis(x, each) for each in axes)
+    first, second = (one_axis(each, x.ndim) for each in axes)
     if first == second:
         raise AttributeValueError("rot90 turns a plane of two axes", got=tuple(axes))
     turns = k % 4
@@ -381,7 +377,7 @@ def slice_scatter(
     out: Tensor | None = None,
 ) -> Tensor:
     """x with `piece` in place of `start:stop:step` of an axis."""
-    at = _axis(x, axis)
+    at = one_axis(axis, x.ndim)
     extent = x.shape[at]
     places = range(*slice(start, stop, step).indices(extent))
     wanted = (*x.shape[:at], len(places), *x.shape[at + 1 :])
@@ -427,7 +423,7 @@ def select_scatter(
     x: Tensor, piece: Tensor, axis: int, index: int, *, out: Tensor | None = None
 ) -> Tensor:
     """x with `piece` at one place of an axis."""
-    at = _axis(x, axis)
+    at = one_axis(axis, x.ndim)
     place = index + x.shape[at] if index < 0 else index
     return slice_scatter(x, unsqueeze(piece, at), at, place, place + 1)
 

@@ -13,7 +13,7 @@ from plancompiler.errors import AttributeValueError, PlacementMismatchError, Sha
 from plancompiler.frontend.functions.derived import Tensor
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir import BROADCAST, NdSbp, Placement, Split
-from plancompiler.ir.operators import normalize_axes
+from plancompiler.ir.operators import one_axis
 from plancompiler.ir.shard import flat_slice
 from plancompiler.ops.collective import mesh_axis, redistribute_along, reduced
 from plancompiler.ops.registry import apply, apply_one
@@ -76,7 +76,7 @@ def reduce_scatter(
     gathered.
     """
     _placement(x)
-    scattered: Tensor = redistribute_along(x, along, Split(normalize_axes(axis, x.ndim)[0]))
+    scattered: Tensor = redistribute_along(x, along, Split(one_axis(axis, x.ndim)))
     return scattered
 
 
@@ -86,7 +86,7 @@ def all_to_all(
 ) -> Tensor:
     """A split value, split by its axis `split_axis` instead along a mesh axis: S(i) → S(j)."""
     _placement(x)
-    exchanged: Tensor = redistribute_along(x, along, Split(normalize_axes(split_axis, x.ndim)[0]))
+    exchanged: Tensor = redistribute_along(x, along, Split(one_axis(split_axis, x.ndim)))
     return exchanged
 
 

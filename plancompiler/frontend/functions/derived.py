@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from plancompiler.errors import DTypeError, TracingError
+from plancompiler.errors import AttributeValueError, DTypeError, TracingError
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir import AttrValue
 from plancompiler.ir.operators import Scalar, TensorOperators, in_one_dtype, is_scalar
@@ -30,6 +30,20 @@ class Binary(Protocol):
     """A function of two tensors, or of a tensor and a number, in any order."""
 
     def __call__(self, x: Any, y: Any, *, out: Any = None) -> Any: ...
+
+
+class Scaled(Protocol):
+    """A function of two tensors, of which the second counts `alpha` times."""
+
+    def __call__(self, x: Any, y: Any, *, alpha: Scalar | None = None, out: Any = None) -> Any: ...
+
+
+class Quotient(Protocol):
+    """Division, whose result may be rounded: `rounding_mode` is "trunc", "floor" or None."""
+
+    def __call__(
+        self, x: Any, y: Any, *, rounding_mode: str | None = None, out: Any = None
+    ) -> Any: ...
 
 
 def _counts_as_floating(x: TensorOperators) -> bool:
@@ -93,6 +107,54 @@ def unary(kind: str) -> Unary:
 
 def arithmetic(kind: str) -> Binary:
     """The function of an op of two tensors that has a form with a number, too."""
+    named: Binary = _named(kind, _operation(kind))
+    return named
+
+
+def scaled(kind: str) -> Scaled:
+    """The same for a sum or difference, whose second operand may count several times."""
+    operate = _operation(kind)
+
+    def function(x: Any, y: Any, *, alpha: Scalar | None = None, out: Any = None) -> Any:
+        return operate(x, y if alpha is None else y * alpha)
+
+    named: Scaled = _named(kind, function)
+    return named
+
+
+def quotient(kind: str) -> Quotient:
+    """The same for division."""
+    operate = _operation(kind)
+
+    def function(x: Any, y: Any, *, rounding_mode: str | None = None, out: Any = None) -> Any:
+        if rounding_mode is None:
+            return operate(x, y)
+        if rounding_mode not in ("trunc", "floor"):
+            raise AttributeValueError(
+                "a quotient is rounded in another way",
+                got=repr(rounding_mode),
+                expected="'trunc', 'floor' or None",
+            )
+        if rounding_mode == "trunc" and not (_is_whole(x) and _is_whole(y)):
+            return operate(x, y)._unary("trunc")  # noqa: SLF001
+        below = _operation("floor_divide")(x, y)
+        if rounding_mode == "floor":
+            return below
+        # Exact for whole numbers of any size: the next one above a negative quotient with a rest.
+        above = (x - below * y).not_equal(0) & (below < 0)
+        return below + above.cast(below.dtype)
+
+    named: Quotient = _named(kind, function)
+    return named
+
+
+def _is_whole(value: Any) -> bool:
+    if isinstance(value, TensorOperators):
+        return not value.dtype.is_floating
+    return not isinstance(plain_number(value), float)
+
+
+def _operation(kind: str) -> Callable[[Any, Any], Any]:
     mirrored = op_def(kind).mirrored
 
     def function(x: Any, y: Any, *, out: Any = None) -> Any:
@@ -104,8 +166,7 @@ def arithmetic(kind: str) -> Binary:
             return y._binary(mirrored, x)  # noqa: SLF001
         return y._binary(kind, x, swapped=True)  # noqa: SLF001
 
-    named: Binary = _named(kind, function)
-    return named
+    return function
 
 
 def binary(kind: str) -> Binary:

@@ -16,6 +16,8 @@ from plancompiler.frontend.functions.derived import (
     binary,
     joined,
     plain_number,
+    quotient,
+    scaled,
     unary,
 )
 from plancompiler.frontend.out import takes_out
@@ -40,6 +42,7 @@ __all__ = [
     "cast",
     "ceil",
     "clip",
+    "clone",
     "copysign",
     "cos",
     "cosh",
@@ -118,10 +121,10 @@ def _number(value: Any, dtype: DType) -> Scalar:
 
 # --- arithmetic and comparisons ------------------------------------------------------------------
 
-add = arithmetic("add")
-sub = arithmetic("sub")
+add = scaled("add")
+sub = scaled("sub")
 mul = arithmetic("mul")
-div = arithmetic("div")
+div = quotient("div")
 pow = arithmetic("pow")
 maximum = arithmetic("maximum")
 minimum = arithmetic("minimum")
@@ -149,6 +152,12 @@ def neg(x: Tensor, *, out: Tensor | None = None) -> Tensor:
 def cast(x: Tensor, dtype: DType | str, *, out: Tensor | None = None) -> Tensor:
     """The same values as another dtype."""
     return x.cast(dtype)
+
+
+@takes_out
+def clone(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The same values in memory of their own; gradients flow through it."""
+    return x.cast(x.dtype)
 
 
 @takes_out
@@ -289,9 +298,19 @@ zeta = binary("zeta")
 
 @takes_out
 def clip(
-    x: Tensor, low: Scalar | None = None, high: Scalar | None = None, *, out: Tensor | None = None
+    x: Tensor,
+    low: Tensor | Scalar | None = None,
+    high: Tensor | Scalar | None = None,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """x, but not below `low` nor above `high`; at least one of them is given."""
+    """x, but not below `low` nor above `high`; at least one of them is given. Bounds that are
+    tensors broadcast, and get the gradient where they are the result.
+    """
+    if isinstance(low, TensorOperators) or isinstance(high, TensorOperators):
+        raised: Tensor = x if low is None else maximum(x, low)
+        bounded: Tensor = raised if high is None else minimum(raised, high)
+        return bounded
     bounds = {"low": low, "high": high}
     return apply_one(
         "clip",

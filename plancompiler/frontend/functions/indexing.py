@@ -9,7 +9,7 @@ from __future__ import annotations
 from plancompiler.frontend.functions.derived import Tensor
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir import DType
-from plancompiler.ir.operators import normalize_axes
+from plancompiler.ir.operators import one_axis
 from plancompiler.ops.registry import apply, apply_one
 
 __all__ = [
@@ -26,14 +26,10 @@ __all__ = [
 ]
 
 
-def _axis(x: Tensor, axis: int) -> int:
-    return normalize_axes(axis, x.ndim)[0]
-
-
 @takes_out
 def take_along_axis(x: Tensor, indices: Tensor, axis: int, *, out: Tensor | None = None) -> Tensor:
     """For each index the element of x there along `axis`; the other axes of both agree."""
-    return apply_one("take_along_axis", x, indices, axis=_axis(x, axis))
+    return apply_one("take_along_axis", x, indices, axis=one_axis(axis, x.ndim))
 
 
 @takes_out
@@ -56,7 +52,7 @@ def put_along_axis(
 
     `mode` is "set" (of equal indices the last wins, and only its update gets a gradient) or "add".
     """
-    return apply_one("put_along_axis", x, indices, updates, axis=_axis(x, axis), mode=mode)
+    return apply_one("put_along_axis", x, indices, updates, axis=one_axis(axis, x.ndim), mode=mode)
 
 
 @takes_out
@@ -84,7 +80,7 @@ def scatter_add(
 @takes_out
 def index_select(x: Tensor, indices: Tensor, axis: int = 0, *, out: Tensor | None = None) -> Tensor:
     """The elements of an axis at the indices [i], in their order."""
-    return apply_one("index_select", x, indices, axis=_axis(x, axis))
+    return apply_one("index_select", x, indices, axis=one_axis(axis, x.ndim))
 
 
 @takes_out
@@ -92,7 +88,7 @@ def index_add(
     x: Tensor, indices: Tensor, updates: Tensor, axis: int = 0, *, out: Tensor | None = None
 ) -> Tensor:
     """x with updates added at the indices [i] of an axis."""
-    at = _axis(x, axis)
+    at = one_axis(axis, x.ndim)
     added: Tensor = apply("index_select_grad", indices, updates, axis=at, extent=x.shape[at])
     return x + added
 

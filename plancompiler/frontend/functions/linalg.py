@@ -14,7 +14,7 @@ from plancompiler.frontend.functions.derived import Axes, Tensor
 from plancompiler.frontend.functions.elementwise import full_like, where
 from plancompiler.frontend.functions.linear import matmul
 from plancompiler.frontend.out import takes_out
-from plancompiler.ir.operators import normalize_axes, whole_numbers
+from plancompiler.ir.operators import normalize_axes, one_axis, whole_numbers
 from plancompiler.ops import linalg as _ops
 from plancompiler.ops.check import broadcast_shapes
 from plancompiler.ops.registry import apply, apply_one, apply_source
@@ -462,7 +462,7 @@ def matrix_norm(
     the greatest and -2 the least of these, 1 the greatest sum of a column's absolute values and -1
     the least, math.inf and -math.inf those of a row's.
     """
-    row, column = (normalize_axes(each, x.ndim)[0] for each in axis)
+    row, column = (one_axis(each, x.ndim) for each in axis)
     if row == column:
         raise AttributeValueError("matrix_norm needs two axes", got=tuple(axis))
     if ord == "fro":
@@ -563,7 +563,7 @@ def vecdot(x: Tensor, y: Tensor, axis: int = -1, *, out: Tensor | None = None) -
 def cross(x: Tensor, y: Tensor, axis: int = -1, *, out: Tensor | None = None) -> Tensor:
     """Vector products of vectors of 3 along an axis; the other axes broadcast."""
     shape = broadcast_shapes("cross", [x.shape, y.shape])
-    at = normalize_axes(axis, len(shape))[0]
+    at = one_axis(axis, len(shape))
     if shape[at] != 3 or 1 in (x.shape[axis], y.shape[axis]):
         raise ShapeError("cross needs vectors of 3", got=f"{x.shape} and {y.shape} along {axis}")
 

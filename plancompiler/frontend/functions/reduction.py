@@ -10,7 +10,7 @@ from plancompiler.frontend.functions.derived import Axes, Tensor
 from plancompiler.frontend.functions.elementwise import full_like
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir import DType
-from plancompiler.ir.operators import in_dtype, normalize_axes
+from plancompiler.ir.operators import in_dtype, normalize_axes, one_axis
 from plancompiler.ir.promotion import dtypes_may_mix
 from plancompiler.ops.gradient import widened
 from plancompiler.ops.registry import apply, apply_one
@@ -47,15 +47,23 @@ def _truths(x: Tensor) -> Tensor:
 
 
 def _reduce(kind: str, x: Tensor, axis: Axes, keepdims: bool, **attrs: float) -> Tensor:
-    axes = normalize_axes(axis, x.ndim)
+    axes = () if not x.ndim and axis in (0, -1) else normalize_axes(axis, x.ndim)
     return apply_one(kind, x, axes=axes, keepdims=keepdims, **attrs)
 
 
 @takes_out
 def prod(
-    x: Tensor, axis: Axes = None, keepdims: bool = False, *, out: Tensor | None = None
+    x: Tensor,
+    axis: Axes = None,
+    keepdims: bool = False,
+    dtype: DType | str | None = None,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Product over axes, in the dtype of x; of whole numbers and bool in int64."""
+    """Product over axes, in the dtype of x; of whole numbers and bool in int64. With `dtype` that
+    of the numbers in that.
+    """
+    x = x if dtype is None else x.cast(dtype)
     # In float32 the product of a part of the axis may be out of the range that the whole is in.
     wide: Tensor = widened(x)
     product = _reduce("prod", wide, axis, keepdims)
@@ -123,18 +131,20 @@ def std(
 @takes_out
 def norm(
     x: Tensor,
-    p: float = 2.0,
+    p: float | str = 2.0,
     axis: Axes = None,
     keepdims: bool = False,
     *,
     out: Tensor | None = None,
 ) -> Tensor:
     """The p-norm over axes: sum(|x| ** p) ** (1 / p); the greatest |x| for infinite p, the least
-    for minus infinity, and for 0 how many elements are not zero.
+    for minus infinity, and for 0 how many elements are not zero; "fro" is 2.
 
     Axes that are split leave partial sums, so no shard is gathered. Where an element or the norm is
     zero, its gradient is.
     """
+    if p == "fro":
+        p = 2.0
     if not (isinstance(p, (int, float)) and p == p):
         raise AttributeValueError("a norm needs a number p", got=repr(p), expected="such as 2.0")
     if p == 0:
@@ -169,31 +179,66 @@ def _unless_zero(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 @takes_out
-def argmin(
-    x: Tensor, axis: int = -1, keepdims: bool = False, *, out: Tensor | None = None
+def argmax(
+    x: Tensor, axis: int | None = None, keepdims: bool = False, *, out: Tensor | None = None
 ) -> Tensor:
-    """Index of the least element along an axis, as int64; the first of equal ones."""
-    return apply_one("argmin", x, axis=_axis(x, axis), keepdims=keepdims)
+    """Index of the greatest element along an axis, as int64; the first of equal ones. Without an
+    axis that of all elements in row-major order.
+    """
+    return _place("argmax", x, axis, keepdims)
 
 
-def _axis(x: Tensor, axis: int) -> int:
-    return normalize_axes(axis, x.ndim)[0]
+@takes_out
+def argmin(
+    x: Tensor, axis: int | None = None, keepdims: bool = False, *, out: Tensor | None = None
+) -> Tensor:
+    """Index of the least element along an axis, as int64; the first of equal ones. Without an axis
+    that of all elements in row-major order.
+    """
+    return _place("argmin", x, axis, keepdims)
+
+
+def _place(kind: str, x: Tensor, axis: int | None, keepdims: bool) -> Tensor:
+    if axis is None:
+        place = apply_one(kind, x.reshape((-1,)), axis=0, keepdims=False)
+        return place.reshape((1,) * x.ndim) if keepdims else place
+    return apply_one(kind, x, axis=one_axis(axis, x.ndim), keepdims=keepdims)
 
 
 @takes_out
 def cumsum(
-    x: Tensor, axis: int = -1, reverse: bool = False, *, out: Tensor | None = None
+    x: Tensor,
+    axis: int | None = None,
+    reverse: bool = False,
+    dtype: DType | str | None = None,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Sum of all elements up to each along an axis, from its end where `reverse`; of whole numbers
-    and bool in int64.
+    and bool in int64, with `dtype` of the numbers in that. Without an axis x counts as a vector.
     """
-    return apply_one("cumsum", x, axis=_axis(x, axis), reverse=reverse)
+    wide, at = _run_along(x, axis, dtype)
+    return apply_one("cumsum", wide, axis=at, reverse=reverse)
 
 
 @takes_out
-def cumprod(x: Tensor, axis: int = -1, *, out: Tensor | None = None) -> Tensor:
-    """Product of all elements up to each along an axis; of whole numbers and bool in int64."""
-    return apply_one("cumprod", x, axis=_axis(x, axis))
+def cumprod(
+    x: Tensor,
+    axis: int | None = None,
+    dtype: DType | str | None = None,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Product of all elements up to each along an axis; of whole numbers and bool in int64, with
+    `dtype` of the numbers in that. Without an axis x counts as a vector.
+    """
+    wide, at = _run_along(x, axis, dtype)
+    return apply_one("cumprod", wide, axis=at)
+
+
+def _run_along(x: Tensor, axis: int | None, dtype: DType | str | None) -> tuple[Tensor, int]:
+    x = x if dtype is None else x.cast(dtype)
+    return (x.reshape((-1,)), 0) if axis is None else (x, one_axis(axis, x.ndim))
 
 
 @takes_out
@@ -201,7 +246,7 @@ def cummax(
     x: Tensor, axis: int = -1, *, out: Sequence[Tensor | None] | None = None
 ) -> tuple[Tensor, Tensor]:
     """Greatest of all elements up to each along an axis, and its latest index as int64."""
-    outputs: tuple[Tensor, Tensor] = apply("cummax", x, axis=_axis(x, axis))
+    outputs: tuple[Tensor, Tensor] = apply("cummax", x, axis=one_axis(axis, x.ndim))
     return outputs
 
 
@@ -210,7 +255,7 @@ def cummin(
     x: Tensor, axis: int = -1, *, out: Sequence[Tensor | None] | None = None
 ) -> tuple[Tensor, Tensor]:
     """Least of all elements up to each along an axis, and its latest index as int64."""
-    outputs: tuple[Tensor, Tensor] = apply("cummin", x, axis=_axis(x, axis))
+    outputs: tuple[Tensor, Tensor] = apply("cummin", x, axis=one_axis(axis, x.ndim))
     return outputs
 
 
@@ -220,19 +265,31 @@ def sort(
     axis: int = -1,
     descending: bool = False,
     *,
+    stable: bool = True,
     out: Sequence[Tensor | None] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Elements in order along an axis, and the int64 index that each had; equal ones stay so."""
-    outputs: tuple[Tensor, Tensor] = apply("sort", x, axis=_axis(x, axis), descending=descending)
+    """Elements in order along an axis, and the int64 index that each had; equal ones stay so,
+    whatever `stable` allows.
+    """
+    outputs: tuple[Tensor, Tensor] = apply(
+        "sort", x, axis=one_axis(axis, x.ndim), descending=descending
+    )
     return outputs
 
 
 @takes_out
 def argsort(
-    x: Tensor, axis: int = -1, descending: bool = False, *, out: Tensor | None = None
+    x: Tensor,
+    axis: int = -1,
+    descending: bool = False,
+    *,
+    stable: bool = True,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Indices that put the elements in order along an axis, as int64."""
-    return apply_one("argsort", x, axis=_axis(x, axis), descending=descending)
+    """Indices that put the elements in order along an axis, as int64; equal ones stay so, whatever
+    `stable` allows.
+    """
+    return apply_one("argsort", x, axis=one_axis(axis, x.ndim), descending=descending)
 
 
 @takes_out
@@ -241,30 +298,47 @@ def topk(
     k: int,
     axis: int = -1,
     largest: bool = True,
+    sorted: bool = True,  # noqa: A002  # as PyTorch calls it
     *,
     out: Sequence[Tensor | None] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The k greatest elements along an axis (least where not `largest`) and their indices, best
-    first; of equal ones the first.
+    first, whatever `sorted` allows; of equal ones the first.
     """
-    outputs: tuple[Tensor, Tensor] = apply("topk", x, axis=_axis(x, axis), k=k, largest=largest)
+    outputs: tuple[Tensor, Tensor] = apply(
+        "topk", x, axis=one_axis(axis, x.ndim), k=k, largest=largest
+    )
     return outputs
 
 
 @takes_out
 def sum(
-    x: Tensor, axis: Axes = None, keepdims: bool = False, *, out: Tensor | None = None
+    x: Tensor,
+    axis: Axes = None,
+    keepdims: bool = False,
+    dtype: DType | str | None = None,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Sum over axes (all by default); of whole numbers and bool in int64."""
-    return x.sum(axis, keepdims)
+    """Sum over axes (all by default); of whole numbers and bool in int64. With `dtype` that of the
+    numbers in that.
+    """
+    return x.sum(axis, keepdims, dtype)
 
 
 @takes_out
 def mean(
-    x: Tensor, axis: Axes = None, keepdims: bool = False, *, out: Tensor | None = None
+    x: Tensor,
+    axis: Axes = None,
+    keepdims: bool = False,
+    dtype: DType | str | None = None,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Arithmetic mean over axes (all by default); of whole numbers float64, of bool float32."""
-    return x.mean(axis, keepdims)
+    """Arithmetic mean over axes (all by default); of whole numbers float64, of bool float32. With
+    `dtype` that of the numbers in that.
+    """
+    return x.mean(axis, keepdims, dtype)
 
 
 @takes_out
@@ -294,7 +368,7 @@ def max_with_index(
     """Greatest element along an axis and its index as int64; the first of equal ones, to which the
     whole gradient goes.
     """
-    return _at(x, x.argmax(axis, keepdims=True), _axis(x, axis), keepdims)
+    return _at(x, argmax(x, axis, keepdims=True), one_axis(axis, x.ndim), keepdims)
 
 
 @takes_out
@@ -308,7 +382,7 @@ def min_with_index(
     """Smallest element along an axis and its index as int64; the first of equal ones, to which the
     whole gradient goes.
     """
-    return _at(x, argmin(x, axis, keepdims=True), _axis(x, axis), keepdims)
+    return _at(x, argmin(x, axis, keepdims=True), one_axis(axis, x.ndim), keepdims)
 
 
 def _at(x: Tensor, index: Tensor, axis: int, keepdims: bool) -> tuple[Tensor, Tensor]:
@@ -317,11 +391,3 @@ def _at(x: Tensor, index: Tensor, axis: int, keepdims: bool) -> tuple[Tensor, Te
         return values, index
     shape = (*x.shape[:axis], *x.shape[axis + 1 :])
     return values.reshape(shape), index.reshape(shape)
-
-
-@takes_out
-def argmax(
-    x: Tensor, axis: int = -1, keepdims: bool = False, *, out: Tensor | None = None
-) -> Tensor:
-    """Index of the greatest element along an axis, as int64; the first of equal ones."""
-    return x.argmax(axis, keepdims)

@@ -15,7 +15,7 @@ from plancompiler.frontend.functions.shape import expand, stack
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir import DType
 from plancompiler.ir.indexing import fixed_places, held_by, places_of_true, replaced
-from plancompiler.ir.operators import Scalar, in_one_dtype, normalize_axes
+from plancompiler.ir.operators import Scalar, in_one_dtype, one_axis
 from plancompiler.ops.registry import apply, apply_one
 
 __all__ = [
@@ -36,14 +36,18 @@ def nonzero(
     size: int | None = None,
     fill: int = 0,
     *,
+    as_tuple: bool = True,
     out: Sequence[Tensor | None] | None = None,
-) -> tuple[Tensor, ...]:
+) -> Any:
     """Places of the elements that are not zero (or True) in row-major order: for each axis int64
     [count].
 
     With `size` there are that many: the first ones, and `fill` where there are fewer. Without it a
-    TracingError in jobs and compiled functions.
+    TracingError in jobs and compiled functions. With `as_tuple=False` they are one tensor, as in
+    `argwhere`.
     """
+    if not as_tuple:
+        return argwhere(x, size, fill)
     places: tuple[Tensor, ...]
     places = places_of_true(x) if size is None else fixed_places(x, size, fill)
     return places
@@ -54,7 +58,8 @@ def argwhere(
     x: Tensor, size: int | None = None, fill: int = 0, *, out: Tensor | None = None
 ) -> Tensor:
     """`nonzero` as one tensor [count, axes]."""
-    return stack(nonzero(x, size, fill), 1)
+    places: tuple[Tensor, ...] = nonzero(x, size, fill)
+    return stack(places, 1)
 
 
 @takes_out
@@ -94,11 +99,15 @@ def index_put(
 
 
 @takes_out
-def take(x: Tensor, indices: Tensor, axis: int = 0, *, out: Tensor | None = None) -> Tensor:
+def take(
+    x: Tensor, indices: Tensor, axis: int | None = None, *, out: Tensor | None = None
+) -> Tensor:
     """The elements of an axis at indices of any shape, which takes the place of the axis; negative
-    indices count from the end.
+    indices count from the end. Without an axis x counts as a vector.
     """
-    at = normalize_axes(axis, x.ndim)[0]
+    if axis is None:
+        return take(x.reshape((-1,)), indices, 0)
+    at = one_axis(axis, x.ndim)
     places = apply_one("ravel_index", indices, extents=(x.shape[at],))
     chosen = apply_one("index_select", x, places.reshape((-1,)), axis=at)
     return chosen.reshape((*x.shape[:at], *indices.shape, *x.shape[at + 1 :]))

@@ -16,6 +16,7 @@ from plancompiler.ir.operators import (
     Scalar,
     TensorOperators,
     normalize_axes,
+    one_axis,
     whole_numbers,
 )
 from plancompiler.ir.shard import balanced_range
@@ -58,10 +59,6 @@ __all__ = [
 ]
 
 
-def _axis(x: Tensor, axis: int) -> int:
-    return normalize_axes(axis, x.ndim)[0]
-
-
 _PIECES = 1 << 16
 """Pieces, some of them empty, that an axis is cut into at most if it has fewer elements."""
 
@@ -102,7 +99,7 @@ def flatten(x: Tensor, start: int = 0, stop: int = -1, *, out: Tensor | None = N
     """Axes from `start` to `stop`, both included, merged into one; a scalar gets one axis."""
     if x.ndim == 0:
         return x.reshape((1,))
-    first, last = _axis(x, start), _axis(x, stop)
+    first, last = one_axis(start, x.ndim), one_axis(stop, x.ndim)
     if first > last:
         raise AttributeValueError("flatten needs axes in order", got=(start, stop))
     merged = math.prod(x.shape[first : last + 1])
@@ -195,7 +192,7 @@ def stack(tensors: Sequence[Tensor], axis: int = 0, *, out: Tensor | None = None
     """Tensors of one shape side by side along a new axis."""
     if not tensors:
         raise UsageError("stack needs at least one tensor")
-    new = normalize_axes(axis, tensors[0].ndim + 1)[0]
+    new = one_axis(axis, tensors[0].ndim + 1)
     return concat([unsqueeze(tensor, new) for tensor in tensors], new)
 
 
@@ -210,7 +207,7 @@ def split(
     """Pieces along an axis: of these sizes, which add up to its extent, or all of one size (the
     last may be smaller).
     """
-    at = _axis(x, axis)
+    at = one_axis(axis, x.ndim)
     extent = x.shape[at]
     given = whole_numbers("sizes", sizes)
     if not isinstance(sizes, (list, tuple)) and len(given) == 1:
@@ -240,7 +237,7 @@ def chunk(
     x: Tensor, chunks: int, axis: int = 0, *, out: Sequence[Tensor | None] | None = None
 ) -> tuple[Tensor, ...]:
     """`chunks` pieces along an axis, balanced: their sizes differ by at most one."""
-    extent = x.shape[_axis(x, axis)]
+    extent = x.shape[one_axis(axis, x.ndim)]
     most = max(extent, _PIECES)
     if not 1 <= chunks <= most:
         raise AttributeValueError(
@@ -284,9 +281,13 @@ def flip(x: Tensor, axis: Axes = None, *, out: Tensor | None = None) -> Tensor:
 
 @takes_out
 def roll(
-    x: Tensor, shifts: int | Sequence[int], axis: int | Sequence[int], *, out: Tensor | None = None
+    x: Tensor, shifts: int | Sequence[int], axis: Axes = None, *, out: Tensor | None = None
 ) -> Tensor:
-    """Elements moved by `shifts` places along axes, around the end; a shift per axis."""
+    """Elements moved by `shifts` places along axes, around the end; a shift per axis. Without axes
+    x counts as a vector, and keeps its shape.
+    """
+    if axis is None:
+        return roll(x.reshape((-1,)), shifts, 0).reshape(x.shape)
     moves, axes = whole_numbers("shifts", shifts), whole_numbers("axes", axis)
     return apply_one(
         "roll", x, shifts=moves, axes=tuple(each + x.ndim if each < 0 else each for each in axes)
@@ -308,7 +309,7 @@ def diff(
     """
     if n < 0:
         raise AttributeValueError("diff is taken 0 times or more", got=n)
-    at = _axis(x, axis)
+    at = one_axis(axis, x.ndim)
     parts = [each for each in (prepend, x, append) if each is not None]
     joint = x if len(parts) == 1 else concat(parts, at)
     for _ in range(n):
@@ -329,15 +330,6 @@ def tile(x: Tensor, repeats: Sequence[int], *, out: Tensor | None = None) -> Ten
 
 
 @takes_out
-def repeat_interleave(x: Tensor, repeats: int, axis: int, *, out: Tensor | None = None) -> Tensor:
-    """Each element of an axis `repeats` times in a row."""
-    at = _axis(x, axis)
-    lead, rest = x.shape[: at + 1], x.shape[at + 1 :]
-    wide = expand(x.reshape((*lead, 1, *rest)), (*lead, repeats, *rest))
-    return wide.reshape((*lead[:-1], lead[-1] * repeats, *rest))
-
-
-@takes_out
 def repeat(
     x: Tensor,
     repeats: int | Sequence[int] | Tensor,
@@ -354,7 +346,7 @@ def repeat(
     """
     if axis is None:
         return repeat(x.reshape((-1,)), repeats, 0, total)
-    at = _axis(x, axis)
+    at = one_axis(axis, x.ndim)
     if isinstance(repeats, TensorOperators):
         numbers: Any = repeats
         ends = apply_one("cumsum", repeats.reshape((-1,)), axis=0).cast(DType.INT64)
@@ -375,7 +367,7 @@ def repeat(
         repeats = count // max(1, x.shape[at]) if total is not None else int(numbers)
     given = whole_numbers("repeats", repeats)
     if len(given) == 1:
-        return repeat_interleave(x, given[0], at)
+        return _in_a_row(x, given[0], at)
     if len(given) != x.shape[at] or min(given, default=0) < 0:
         raise AttributeValueError(
             "repeat needs a number for each element of its axis",
@@ -383,10 +375,29 @@ def repeat(
             expected=f"{x.shape[at]} numbers of at least 0",
         )
     pieces = [
-        repeat_interleave(piece, number, at)
-        for piece, number in zip(split(x, 1, at), given, strict=True)
+        _in_a_row(piece, number, at) for piece, number in zip(split(x, 1, at), given, strict=True)
     ]
     return concat(pieces, at)
+
+
+@takes_out
+def repeat_interleave(
+    x: Tensor,
+    repeats: int | Sequence[int] | Tensor,
+    axis: int | None = None,
+    total: int | None = None,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`repeat`."""
+    return repeat(x, repeats, axis, total)
+
+
+def _in_a_row(x: Tensor, repeats: int, axis: int) -> Tensor:
+    """Each element of an axis `repeats` times in a row."""
+    lead, rest = x.shape[: axis + 1], x.shape[axis + 1 :]
+    wide = expand(x.reshape((*lead, 1, *rest)), (*lead, repeats, *rest))
+    return wide.reshape((*lead[:-1], lead[-1] * repeats, *rest))
 
 
 @takes_out
@@ -409,8 +420,17 @@ def pad(
 
 
 @takes_out
-def diagonal(x: Tensor, offset: int = 0, *, out: Tensor | None = None) -> Tensor:
-    """Diagonal of each matrix [..., m, n]: [..., d]; a positive offset lies above the main one."""
+def diagonal(
+    x: Tensor, offset: int = 0, axis1: int = -2, axis2: int = -1, *, out: Tensor | None = None
+) -> Tensor:
+    """Diagonal of each matrix [..., m, n]: [..., d]; a positive offset lies above the main one.
+    Matrices lie along the last axes, or those that are named.
+    """
+    axes = one_axis(axis1, x.ndim), one_axis(axis2, x.ndim)
+    if axes[0] == axes[1]:
+        raise AttributeValueError("a diagonal runs along two axes", got=(axis1, axis2))
+    if axes != (x.ndim - 2, x.ndim - 1):
+        x = moveaxis(x, axes, (-2, -1))
     return apply_one("diagonal", x, offset=offset)
 
 
@@ -452,9 +472,17 @@ def reshape(x: Tensor, shape: Sequence[int], *, out: Tensor | None = None) -> Te
 
 
 @takes_out
-def transpose(x: Tensor, axes: Sequence[int] | None = None, *, out: Tensor | None = None) -> Tensor:
-    """Axes permuted; without `axes`, reversed."""
-    return x.transpose() if axes is None else x.transpose(axes)
+def transpose(
+    x: Tensor,
+    axes: int | Sequence[int] | None = None,
+    second: int | None = None,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Axes permuted; without `axes`, reversed. Two numbers exchange these axes, as in PyTorch."""
+    if isinstance(axes, int) and second is not None:
+        return x.transpose(axes, second)
+    return x.transpose() if axes is None else x.transpose(whole_numbers("axes", axes))
 
 
 @takes_out
@@ -464,7 +492,7 @@ def concat(tensors: Sequence[Tensor], axis: int = 0, *, out: Tensor | None = Non
         raise UsageError(
             "concat needs at least one tensor", got="none", expected="a sequence of tensors"
         )
-    return joined("concat", tensors, axis=normalize_axes(axis, tensors[0].ndim)[0])
+    return joined("concat", tensors, axis=one_axis(axis, tensors[0].ndim))
 
 
 @takes_out
