@@ -2,6 +2,7 @@
 `pc.nn.Linear(...)`.
 """
 
+from plancompiler.frontend.nn import functional
 from plancompiler.frontend.nn.classes import PartialFC
 from plancompiler.frontend.nn.convolution import (
     AdaptiveAvgPool2d,
@@ -94,4 +95,5 @@ __all__ = [
     "SwiGLU",
     "Tanh",
     "TransformerBlock",
+    "functional",
 ]
