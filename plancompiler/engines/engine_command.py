@@ -64,11 +64,15 @@ class EngineCommand:
         return f"{self._name}: {exit_text(code)}" + (f"; it said: {words}" if words else "")
 
     def end(self) -> None:
-        """Wait for its end, which it has no more reason to delay, and make sure of it."""
-        for number in (None, signal.SIGTERM):
+        """Wait for its end, which it has no more reason to delay, and make sure of it. One whose
+        ranks are on a lost host may wait for them for long, whatever it is told.
+        """
+        for number in (None, signal.SIGTERM, signal.SIGKILL):
             if number is not None:
                 with suppress(ProcessLookupError):
                     os.killpg(self._process.pid, number)
+            if number == signal.SIGKILL:
+                self._guard.remove(self._process.pid)  # all of its group are dead
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_END_SECONDS)
                 break
@@ -78,5 +82,5 @@ class EngineCommand:
 
 
 _LAST_WORDS_SECONDS = 0.5
-_END_SECONDS = 0.9
-"""Twice this and the guard's grace must fit into what ending a run may take."""
+_END_SECONDS = 0.7
+"""Twice this, after the silence of a lost agent, must fit into what ending a run may take."""

@@ -61,6 +61,8 @@ class RemoteAgent:
     ranks: dict[int, RemoteRank] = field(default_factory=dict)
     gone: threading.Event = field(default_factory=threading.Event)
     said_goodbye: bool = False
+    is_lost: bool = False
+    """Whether its ranks count as lost, so that nobody waits for what it says."""
     heard: float = field(default_factory=time.monotonic)
     """When it said something last."""
 
@@ -115,7 +117,8 @@ class AgentServer:
                     os.kill(each.pid, signal.SIGCONT)
         until = time.monotonic() + 2 * time_limits.GRACE
         for each in agents:
-            each.gone.wait(max(0.0, until - time.monotonic()))
+            if not each.is_lost:
+                each.gone.wait(max(0.0, until - time.monotonic()))
             each.connection.close()
 
     def look(self) -> None:
@@ -265,5 +268,6 @@ def _lost(agent: RemoteAgent) -> None:
         if agent.said_goodbye
         else f"lost: the agent beside it on {agent.host} ended, or the way to it is cut"
     )
+    agent.is_lost = True
     for each in agent.ranks.values():
         each.has_ended(None, how)

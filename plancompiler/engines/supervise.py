@@ -92,7 +92,9 @@ class Attempt:
         return again
 
     def _wait(self, signals: Signals) -> None:
-        """Return when all have ended, some time after one has failed, or when asked to stop."""
+        """Return when all have ended, when one is lost, some time after one has failed, or when
+        asked to stop.
+        """
         failed_at = math.inf
         look_at = 0.0
         while not signals.stop.is_set():
@@ -111,8 +113,12 @@ class Attempt:
             running = [each for each in self.started if not each.ended.is_set()]
             if not running:
                 return
-            if any(each.has_failed for each in self.started):
+            failed = [each for each in self.started if each.has_failed]
+            if failed:
                 failed_at = min(failed_at, time.monotonic())
+            # Of a rank that is lost nobody will hear more, and it is the first cause in any case.
+            if any(each.code is None for each in failed):
+                return
             if time.monotonic() - failed_at > GRACE_SECONDS:
                 return
             running[0].ended.wait(_WAIT_SECONDS)
