@@ -27,6 +27,7 @@ from plancompiler.errors import (
 )
 from plancompiler.frontend import data, layouts, nn, optim
 from plancompiler.frontend import functions as _functions
+from plancompiler.frontend import methods as _methods  # noqa: F401  # tensors get theirs
 from plancompiler.frontend.autodiff import gradients
 from plancompiler.frontend.checkpoint import checkpoint
 from plancompiler.frontend.functions import *  # noqa: F403  # its __all__ is part of ours

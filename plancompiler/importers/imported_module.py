@@ -10,6 +10,7 @@ import numpy as np
 
 from plancompiler.errors import FeedError, ModelImportError, PlanCompilerError, UsageError
 from plancompiler.frontend import functions
+from plancompiler.frontend import methods as _methods  # noqa: F401  # tensors get theirs
 from plancompiler.frontend.nn.module import Module, Parameter
 from plancompiler.frontend.nn.normalization import refuse_second_update
 from plancompiler.frontend.trace import JobBuilder, constant, current_recorder

@@ -49,6 +49,12 @@ def test_the_programs_help_lists_every_command(invoke: Invoke) -> None:
 
 
 @pytest.mark.processes
+def test_tensors_of_jobs_have_their_methods_without_eager_code() -> None:
+    loaded = loaded_by("import plancompiler as pc\npc.Value.argmax, pc.Value.permute")
+    assert "plancompiler.eager.tensor" not in loaded
+
+
+@pytest.mark.processes
 def test_help_and_version_load_nothing_of_the_compiler() -> None:
     for option in ("--help", "--version"):
         loaded = loaded_by(
