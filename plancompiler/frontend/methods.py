@@ -285,7 +285,6 @@ _SYNONYMS: Mapping[str, Method] = {
     "arctan": functions.atan,
     "arctan2": functions.atan2,
     "arctanh": functions.atanh,
-    "bincount": functions.bincount,
     "bitwise_left_shift": functions.shift_left,
     "bitwise_right_shift": functions.shift_right,
     "clamp": functions.clip,

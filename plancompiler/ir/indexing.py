@@ -301,28 +301,31 @@ def _merged(part: Tensor, parsed: Index) -> tuple[Tensor, Tensor]:
 # --- writing --------------------------------------------------------------------------------------
 
 
-def replaced(tensor: Tensor, index: Any, value: Tensor) -> Tensor:
+def replaced(tensor: Tensor, index: Any, value: Tensor, mode: str = "set") -> Tensor:
     """What `tensor` becomes by `tensor[index] = value`, without a change of memory. The value has
-    the same dtype and broadcasts to the elements.
+    the same dtype and broadcasts to the elements. With mode "add" it is added to them, to an
+    element that several places name several times.
     """
     if _is_tensor(index) and index.dtype is DType.BOOL:
-        masked = masked_value(tensor, index, value)
+        masked = masked_value(tensor, index, value, mode)
         if masked is not None:
             return masked
     parsed = parse_index(tensor, index)
-    new = put_in_box(box_of(tensor, parsed), parsed, value)
+    new = put_in_box(box_of(tensor, parsed), parsed, value, mode)
     if parsed.is_whole(tensor.shape):
         return new
     return tensor._apply("slice_scatter", (tensor, new), parsed.box_attrs())[0]  # noqa: SLF001  # as above
 
 
-def put_in_box(part: Tensor, parsed: Index, value: Tensor) -> Tensor:
-    """What the box of an index becomes by a value in the place of its elements."""
+def put_in_box(part: Tensor, parsed: Index, value: Tensor, mode: str = "set") -> Tensor:
+    """What the box of an index becomes by a value in the place of its elements, or added."""
     shape = part.shape
     if not parsed.selected:
         new = broadcast(value, parsed.shape)
+        if mode == "add":
+            new = _turned(part, parsed).reshape(parsed.shape) + new
     else:
-        new = _put(_turned(part, parsed).reshape(parsed.shape), parsed, value)
+        new = _put(_turned(part, parsed).reshape(parsed.shape), parsed, value, mode)
     return _turned(new.reshape(shape), parsed)
 
 
@@ -340,9 +343,9 @@ def broadcast(value: Tensor, shape: tuple[int, ...]) -> Tensor:
     return value._unary("expand_to", shape=shape)  # noqa: SLF001  # as above
 
 
-def _put(part: Tensor, parsed: Index, value: Tensor) -> Tensor:
-    """A box with a value in the place of the elements that tensors select; of equal places the last
-    one wins.
+def _put(part: Tensor, parsed: Index, value: Tensor, mode: str) -> Tensor:
+    """A box with a value in the place of the elements that tensors select, where of equal places
+    the last one wins, or added to them.
     """
     merged, places = _merged(part, parsed)
     at, count = parsed.target, math.prod(places.shape)
@@ -350,7 +353,7 @@ def _put(part: Tensor, parsed: Index, value: Tensor) -> Tensor:
     rows = broadcast(value, (*lead, *places.shape, *rest)).reshape((*lead, count, *rest))
     wide = places.reshape((*(1,) * at, count, *(1,) * len(rest)))
     numbers = broadcast(wide, (*lead, count, *rest))
-    put = merged._apply("put_along_axis", (merged, numbers, rows), {"axis": at, "mode": "set"})[0]  # noqa: SLF001  # as above
+    put = merged._apply("put_along_axis", (merged, numbers, rows), {"axis": at, "mode": mode})[0]  # noqa: SLF001  # as above
     order = _order(parsed)
     put = put.reshape(tuple(parsed.shape[axis] for axis in order))
     if order == tuple(range(len(order))):
@@ -358,7 +361,7 @@ def _put(part: Tensor, parsed: Index, value: Tensor) -> Tensor:
     return put.transpose([order.index(axis) for axis in range(len(order))])
 
 
-def masked_value(tensor: Tensor, mask: Tensor, value: Tensor) -> Tensor | None:
+def masked_value(tensor: Tensor, mask: Tensor, value: Tensor, mode: str = "set") -> Tensor | None:
     """What `tensor` becomes by `tensor[mask] = value`, where the value is broadcast to all elements
     that the mask may select; None where it has one for each that it does select.
     """
@@ -370,6 +373,8 @@ def masked_value(tensor: Tensor, mask: Tensor, value: Tensor) -> Tensor | None:
             return None
         value = value.reshape(value.shape[1:])
     condition = mask.reshape((*mask.shape, *(1,) * extra))
+    if mode == "add":
+        value = tensor + value
     return condition._apply("where", (condition, value, tensor), {})[0]  # noqa: SLF001  # as above
 
 

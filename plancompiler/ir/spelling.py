@@ -78,6 +78,10 @@ _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "attn_mask": ("mask",),
     "dropout_p": ("dropout",),
     "steps": ("count",),
+    "num_samples": ("count",),
+    "method": ("interpolation",),
+    "mat": ("a",),
+    "vec": ("b",),
 }
 """Keywords of others, and what a function of ours may call the same: the first that it has."""
 _FIRST = ("input", "self", "a", "array")

@@ -9,6 +9,7 @@ outside the axis fails the run.
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from plancompiler.ops.check import (
     expect_shape,
 )
 from plancompiler.ops.embedding import add_rows
-from plancompiler.ops.gradient import by_op, masked
+from plancompiler.ops.gradient import by_op, masked, over_positive
 from plancompiler.ops.kernel import contiguous, copy_unless_shared, in_float32
 from plancompiler.ops.registry import (
     AT_LEAST_ONE,
@@ -206,13 +207,23 @@ define_op(
 
 # --- put_along_axis -------------------------------------------------------------------------------
 
-MODES = ("set", "add")
+_COMBINED = {"mul": np.multiply, "max": np.maximum, "min": np.minimum}
+MODES = ("set", "add", *_COMBINED)
+
+
+_PARTIAL_BY = {
+    "set": PARTIAL_SUM,
+    "add": PARTIAL_SUM,
+    "max": Partial(Reduction.MAX),
+    "min": Partial(Reduction.MIN),
+}
+"""As what x may be partial, by the mode."""
 
 
 def _put_infer(inputs: Types, attrs: AttrMap) -> Types:
     kind = "put_along_axis"
     x, indices, _ = inputs
-    if attrs["mode"] == "add":
+    if attrs["mode"] != "set":
         expect_dtype(kind, x, NUMBERS)
     _expect_outside(kind, attrs["axis"], x.shape, indices)
     return (x,)
@@ -226,12 +237,15 @@ def _put_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
 
 
 def _put_extra(inputs: Types, outputs: Types, attrs: AttrMap, parts: int) -> tuple[Signature, ...]:
-    both = Signature((PARTIAL_SUM, BROADCAST, PARTIAL_SUM), (PARTIAL_SUM,))
+    part = _PARTIAL_BY.get(attrs["mode"])
+    if part is None:
+        return ()
+    both = Signature((part, BROADCAST, part), (part,))
     if attrs["mode"] == "set":
         return (both,)
-    # Each device adds its own updates to its own part of x.
+    # Each device puts its own updates into its own part of x.
     split = Split(attrs["axis"])
-    return (both, Signature((PARTIAL_SUM, split, split), (PARTIAL_SUM,)))
+    return (both, Signature((part, split, split), (part,)))
 
 
 def _put_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -245,8 +259,11 @@ def _put_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None
     flat, values = _flat_places(places, axis, out.shape), updates.reshape(-1)
     if inside is not None:
         flat, values = flat[inside.reshape(-1)], values[inside.reshape(-1)]
-    if context.attrs["mode"] == "add":
+    mode = context.attrs["mode"]
+    if mode == "add":
         _add_at(out, flat, values)
+    elif mode in _COMBINED:
+        _COMBINED[mode].at(out.reshape(-1), flat, values)
     else:
         # One flat index array is walked in order, so that the last of equal indices wins.
         out.reshape(-1)[flat] = values
@@ -258,6 +275,10 @@ def _put_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tens
     taken = apply("take_along_axis", dz, indices, axis=axis)
     if attrs["mode"] == "add":
         return dz, None, taken
+    if attrs["mode"] == "mul":
+        return _product_gradient(x, indices, updates, dz, axis)
+    if attrs["mode"] != "set":
+        return _extreme_gradient(x, indices, updates, outputs[0], dz, axis)
     zeros = apply_source(x, "fill", shape=updates.shape, dtype=str(x.dtype), value=0.0)
     dx = apply("put_along_axis", dz, indices, zeros, axis=axis, mode="set")
     # Of equal indices only the last left its update: find which by putting their numbers instead.
@@ -270,6 +291,36 @@ def _put_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tens
     winners = apply("put_along_axis", empty, indices, numbers, axis=axis, mode="set")
     last = apply("take_along_axis", winners, indices, axis=axis).equal(numbers)
     return dx, None, masked(taken, last)
+
+
+def _put(x: Any, indices: Any, updates: Any, axis: int, mode: str) -> Any:
+    return apply("put_along_axis", x, indices, updates, axis=axis, mode=mode)
+
+
+def _product_gradient(x: Any, indices: Any, updates: Any, dz: Any, axis: int) -> Tensors:
+    """Of a product each factor gets that of the others: that of all which are not zero without its
+    own, if no other is zero.
+    """
+    zero, one = (apply_source(x, "fill", shape=(), dtype=str(x.dtype), value=v) for v in (0.0, 1.0))
+    ones = apply("expand_to", one, shape=x.shape)
+    none = apply("expand_to", zero, shape=x.shape)
+    naught = updates.equal(0)
+    safe = apply("where", naught, one, updates)
+    others = _put(x, indices, safe, axis, "mul")
+    zeros = _put(none, indices, naught.cast(x.dtype), axis, "add")
+    taken = apply("take_along_axis", dz * others, indices, axis=axis)
+    left = apply("take_along_axis", zeros, indices, axis=axis) - naught.cast(x.dtype)
+    return dz * _put(ones, indices, updates, axis, "mul"), None, masked(taken / safe, left.equal(0))
+
+
+def _extreme_gradient(x: Any, indices: Any, updates: Any, z: Any, dz: Any, axis: int) -> Tensors:
+    """Of a greatest or least element equal ones share the gradient."""
+    own = x.equal(z)
+    others = updates.equal(apply("take_along_axis", z, indices, axis=axis))
+    count = _put(own.cast(x.dtype), indices, others.cast(x.dtype), axis, "add")
+    share = over_positive(dz, count)
+    taken = apply("take_along_axis", share, indices, axis=axis)
+    return masked(share, own), None, masked(taken, others)
 
 
 define_op(
@@ -288,7 +339,7 @@ define_op(
     inplace=((0, 0),),
     portable=False,
     doc="(x, indices, updates) -> x with updates at the indices along `axis`, put there (of "
-    "equal indices the last wins) or added, by `mode`.",
+    "equal indices the last wins), added, multiplied, or the greatest or least of all, by `mode`.",
 )
 
 

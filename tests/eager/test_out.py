@@ -66,7 +66,10 @@ CALLS = {
         "softsign gelu_exact sum mean max min argmax argmin softmax log_softmax prod count_nonzero "
         "logsumexp var std norm cumsum cumprod cummax cummin sort argsort transpose squeeze "
         "flatten flip trace tril triu diag diagonal diag_embed stop_gradient all_reduce "
-        "all_reduce_gradient all_gather reduce_scatter redistribute rotary_embedding clone",
+        "all_reduce_gradient all_gather reduce_scatter redistribute rotary_embedding "
+        "clone empty_like median mode nanmax nanmean nanmedian "
+        "nanmin nansum aminmax std_mean var_mean cov corrcoef logcumsumexp trapezoid "
+        "cumulative_trapezoid histc histogram",
         lambda m: call(m.real(4, 6)),
     ),
     **dict.fromkeys(DERIVED, lambda m: call(m.unit(4, 6))),
@@ -113,6 +116,27 @@ CALLS = {
     **each("scatter scatter_add", lambda m: call(m.real(4, 6), 1, m.whole(6, 4, 1), m.real(4, 1))),
     **each("zeros ones", made(shape=(4, 6), dtype="float32")),
     **each("uniform normal bernoulli", made(shape=(4, 6), dtype="float32")),
+    **each("logit", lambda m: call(m.unit(4, 6))),
+    **each("addcmul addcdiv", lambda m: call(m.real(4, 6), m.real(4, 6), m.unit(4, 6))),
+    **each("kron", lambda m: call(m.real(4, 6), m.real(2, 2))),
+    **each("quantile nanquantile", lambda m: call(m.real(4, 6), 0.25, 1)),
+    **each("put", lambda m: call(m.real(4, 6), m.whole(24, 4), m.real(4))),
+    **each("tril_indices triu_indices", lambda m: call(3, placement=m.placement)),
+    "addbmm": lambda m: call(m.real(4, 3), m.real(2, 4, 6), m.real(2, 6, 3)),
+    "addmm": lambda m: call(m.real(4, 3), m.real(4, 6), m.real(6, 3)),
+    "addmv": lambda m: call(m.real(4), m.real(4, 6), m.real(6)),
+    "addr": lambda m: call(m.real(4, 6), m.real(4), m.real(6)),
+    "baddbmm": lambda m: call(m.real(2, 4, 3), m.real(2, 4, 6), m.real(2, 6, 3)),
+    "bucketize": lambda m: call(m.real(4, 6), m.tensor(np.arange(5.0))),
+    "empty": lambda m: call(4, 6, placement=m.placement, sbp=m.sbp),
+    "index_copy": lambda m: call(m.real(4, 6), m.tensor([3, 0]), m.real(2, 6)),
+    "index_fill": lambda m: call(m.real(4, 6), m.tensor([3, 0]), 2.0),
+    "index_reduce": lambda m: call(m.real(4, 6), m.tensor([3, 0]), m.real(2, 6), 0, "amax"),
+    "kthvalue": lambda m: call(m.real(4, 6), 2),
+    "logspace": made(start=0.0, stop=1.0, count=5),
+    "masked_scatter": lambda m: call(m.real(4, 6), m.truth(4, 6), m.real(4, 6)),
+    "multinomial": lambda m: call(m.unit(4, 6), 3),
+    "scatter_reduce": lambda m: call(m.real(4, 6), 0, m.whole(4, 4, 6), m.real(4, 6), "mean"),
     "acosh": lambda m: call(m.tensor(np.linspace(1.5, 9, 24).reshape(4, 6))),
     "all_to_all": lambda m: call(m.real(4, 6), 1),
     "arange": made(start=0, stop=9, step=2),

@@ -101,7 +101,7 @@ def _indexing(make: Maker) -> list[Sample]:
                 {**attrs, "extent": shape[axis]},
             ),
         ]
-        for mode in ("set", "add"):
+        for mode in ("set", "add", "mul", "max", "min"):
             inputs = (real(*shape), indices, real(*indices.shape))
             samples.append(Sample("put_along_axis", inputs, {**attrs, "mode": mode}))
     one_hot = {"classes": 5, "dtype": str(make.dtype)}

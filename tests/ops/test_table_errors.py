@@ -74,7 +74,7 @@ WRONG = [
     ("take_along_axis", (f32(3, 2), i64(3)), {"axis": 0}, ShapeError),
     ("put_along_axis", (f32(3), i64(2), f32(3)), {"axis": 0, "mode": "set"}, ShapeError),
     ("put_along_axis", (f32(3), i64(2), i64(2)), {"axis": 0, "mode": "set"}, DTypeError),
-    ("put_along_axis", (f32(3), i64(2), f32(2)), {"axis": 0, "mode": "mul"}, AttributeValueError),
+    ("put_along_axis", (f32(3), i64(2), f32(2)), {"axis": 0, "mode": "xor"}, AttributeValueError),
     ("index_select", (f32(3), i64(1, 2)), {"axis": 0}, ShapeError),
     ("index_select", (f32(3), f32(2)), {"axis": 0}, DTypeError),
     ("index_select_grad", (i64(3), f32(2)), {"axis": 0, "extent": 4}, ShapeError),

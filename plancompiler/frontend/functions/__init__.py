@@ -60,6 +60,9 @@ from plancompiler.frontend.functions import (
     shape as _shape,
 )
 from plancompiler.frontend.functions import (
+    statistics as _statistics,
+)
+from plancompiler.frontend.functions import (
     training as _training,
 )
 from plancompiler.frontend.functions.activation import *  # noqa: F403
@@ -81,6 +84,7 @@ from plancompiler.frontend.functions.random import *  # noqa: F403
 from plancompiler.frontend.functions.reduction import *  # noqa: F403
 from plancompiler.frontend.functions.searching import *  # noqa: F403
 from plancompiler.frontend.functions.shape import *  # noqa: F403
+from plancompiler.frontend.functions.statistics import *  # noqa: F403
 from plancompiler.frontend.functions.training import *  # noqa: F403
 from plancompiler.ops.registry import op_table
 
@@ -103,6 +107,7 @@ __all__ += _random.__all__
 __all__ += _reduction.__all__
 __all__ += _searching.__all__
 __all__ += _shape.__all__
+__all__ += _statistics.__all__
 __all__ += _training.__all__
 
 DERIVED = [

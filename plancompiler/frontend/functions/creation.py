@@ -6,16 +6,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from plancompiler.errors import AttributeValueError
 from plancompiler.frontend.out import takes_out
-from plancompiler.frontend.trace import current_recorder, demanded_sbp
+from plancompiler.frontend.trace import constant, current_recorder, demanded_sbp, zeros
 from plancompiler.ir import AttrValue, DType, Placement, Value
-from plancompiler.ir.operators import SbpLike, Scalar
+from plancompiler.ir.operators import SbpLike, Scalar, whole_numbers
 
-__all__ = ["arange", "eye", "linspace"]
+__all__ = ["arange", "empty", "eye", "linspace", "logspace", "tril_indices", "triu_indices"]
 
 
 def made(
@@ -33,15 +35,23 @@ def made(
 @takes_out
 def arange(
     start: Scalar,
-    stop: Scalar,
+    stop: Scalar | None = None,
     step: Scalar = 1,
     *,
-    dtype: DType | str = "int64",
+    dtype: DType | str | None = None,
     placement: Placement,
     sbp: SbpLike | None = None,
     out: Any = None,
 ) -> Value:
-    """Numbers from `start` on, `step` apart, below `stop` (above it where `step` is negative)."""
+    """Numbers from `start` on, `step` apart, below `stop` (above it where `step` is negative); with
+    one number from 0 to that. They are int64 if all three are whole, else float32, unless `dtype`
+    says otherwise.
+    """
+    if stop is None:
+        start, stop = 0, start
+    if dtype is None:
+        whole = all(isinstance(each, int) for each in (start, stop, step))
+        dtype = "int64" if whole else "float32"
     if step == 0:
         raise AttributeValueError("arange needs a step other than 0", got=step)
     if all(isinstance(each, int) for each in (start, stop, step)):
@@ -97,3 +107,62 @@ def eye(
         "dtype": str(DType.parse(dtype)),
     }
     return made("eye", attrs, placement, sbp)
+
+
+@takes_out
+def logspace(
+    start: float,
+    stop: float,
+    count: int,
+    base: float = 10.0,
+    *,
+    dtype: DType | str = "float32",
+    placement: Placement,
+    sbp: SbpLike | None = None,
+    out: Any = None,
+) -> Value:
+    """`count` numbers from base ** start to base ** stop, with equally distant logarithms."""
+    # In float64: the exponents' rounding would be magnified.
+    wide = linspace(start, stop, count, dtype="float64", placement=placement, sbp=sbp)
+    return (wide * math.log(base)).exp().cast(dtype)
+
+
+@takes_out
+def empty(
+    *shape: int | Sequence[int],
+    dtype: DType | str = "float32",
+    placement: Placement,
+    sbp: SbpLike | None = None,
+    out: Any = None,
+) -> Value:
+    """Zeros: `pc.empty(2, 3, placement=mesh)`. No tensor has unset elements."""
+    extents = whole_numbers("extents", shape[0] if len(shape) == 1 else shape)
+    return zeros(extents, dtype, placement, sbp)
+
+
+@takes_out
+def tril_indices(
+    rows: int,
+    columns: int | None = None,
+    offset: int = 0,
+    *,
+    placement: Placement,
+    out: Any = None,
+) -> Value:
+    """Rows and columns of the elements of a matrix on and below a diagonal: int64 [2, count]."""
+    triangle = np.tril_indices(rows, offset, columns)
+    return constant(np.stack(triangle), "int64", placement)
+
+
+@takes_out
+def triu_indices(
+    rows: int,
+    columns: int | None = None,
+    offset: int = 0,
+    *,
+    placement: Placement,
+    out: Any = None,
+) -> Value:
+    """Rows and columns of the elements of a matrix on and above a diagonal: int64 [2, count]."""
+    triangle = np.triu_indices(rows, offset, columns)
+    return constant(np.stack(triangle), "int64", placement)

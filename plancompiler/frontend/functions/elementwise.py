@@ -30,6 +30,8 @@ __all__ = [
     "acos",
     "acosh",
     "add",
+    "addcdiv",
+    "addcmul",
     "asin",
     "asinh",
     "atan",
@@ -47,6 +49,7 @@ __all__ = [
     "cos",
     "cosh",
     "div",
+    "empty_like",
     "equal",
     "erf",
     "exp",
@@ -81,6 +84,7 @@ __all__ = [
     "logical_not",
     "logical_or",
     "logical_xor",
+    "logit",
     "masked_fill",
     "maximum",
     "minimum",
@@ -184,10 +188,18 @@ def _beside(x: Tensor, number: Any) -> Tensor:
 
 @takes_out
 def full_like(
-    x: Tensor, value: Scalar, shape: Sequence[int] | None = None, *, out: Tensor | None = None
+    x: Tensor,
+    value: Scalar,
+    shape: Sequence[int] | None = None,
+    dtype: DType | str | None = None,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """A tensor of one number with the dtype and placement of `x` (and its shape, unless given)."""
-    return x._full(x.shape if shape is None else tuple(shape), x.dtype, value)  # noqa: SLF001  # what every tensor has
+    """A tensor of one number with the placement of `x`, and its shape and dtype, unless given."""
+    kind = x.dtype if dtype is None else DType.parse(dtype)
+    if dtype is not None:
+        value = bool(value) if kind is DType.BOOL else _number(value, kind)
+    return x._full(x.shape if shape is None else tuple(shape), kind, value)  # noqa: SLF001  # what every tensor has
 
 
 # --- trigonometric and hyperbolic -----------------------------------------------------------------
@@ -329,6 +341,8 @@ def nan_to_num(
     out: Tensor | None = None,
 ) -> Tensor:
     """x with numbers in place of NaN, infinity and minus infinity (the largest finite ones)."""
+    if not x.dtype.is_floating:
+        return clone(x)
     attrs = {"nan": float(nan)}
     if posinf is not None:
         attrs["posinf"] = float(posinf)
@@ -356,12 +370,42 @@ def masked_fill(
 
 
 @takes_out
-def zeros_like(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Zeros with the shape, dtype and placement of x."""
-    return full_like(x, _number(0, x.dtype) if x.dtype is not DType.BOOL else False)
+def zeros_like(x: Tensor, dtype: DType | str | None = None, *, out: Tensor | None = None) -> Tensor:
+    """Zeros with the shape and placement of x, and its dtype, unless given."""
+    return full_like(x, 0, dtype=x.dtype if dtype is None else dtype)
 
 
 @takes_out
-def ones_like(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Ones with the shape, dtype and placement of x."""
-    return full_like(x, _number(1, x.dtype) if x.dtype is not DType.BOOL else True)
+def ones_like(x: Tensor, dtype: DType | str | None = None, *, out: Tensor | None = None) -> Tensor:
+    """Ones with the shape and placement of x, and its dtype, unless given."""
+    return full_like(x, 1, dtype=x.dtype if dtype is None else dtype)
+
+
+@takes_out
+def empty_like(x: Tensor, dtype: DType | str | None = None, *, out: Tensor | None = None) -> Tensor:
+    """`zeros_like`: no tensor has unset elements."""
+    return zeros_like(x, dtype)
+
+
+@takes_out
+def addcmul(
+    x: Tensor, a: Tensor, b: Tensor, value: Scalar = 1, *, out: Tensor | None = None
+) -> Tensor:
+    """x + value * a * b."""
+    return x + (a * b if value == 1 else a * b * value)
+
+
+@takes_out
+def addcdiv(
+    x: Tensor, a: Tensor, b: Tensor, value: Scalar = 1, *, out: Tensor | None = None
+) -> Tensor:
+    """x + value * a / b."""
+    return x + (a / b if value == 1 else a / b * value)
+
+
+@takes_out
+def logit(x: Tensor, eps: float | None = None, *, out: Tensor | None = None) -> Tensor:
+    """log(x / (1 - x)), of x between `eps` and 1 - `eps`, if that is given."""
+    share = x if eps is None else clip(x, eps, 1.0 - eps)
+    logarithm: Tensor = log(share / (1.0 - share))
+    return logarithm

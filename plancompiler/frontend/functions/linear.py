@@ -9,14 +9,21 @@ from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.frontend.functions.derived import Tensor
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir import AttrValue
-from plancompiler.ir.operators import normalize_axes, whole_numbers
+from plancompiler.ir.operators import Scalar, normalize_axes, whole_numbers
+from plancompiler.ops.check import broadcast_shapes
 from plancompiler.ops.registry import apply, apply_one
 
 __all__ = [
+    "addbmm",
+    "addmm",
+    "addmv",
+    "addr",
+    "baddbmm",
     "bmm",
     "dot",
     "einsum",
     "inner",
+    "kron",
     "linear",
     "matmul",
     "outer",
@@ -168,3 +175,95 @@ def linear(
     """x [..., in] times weight [out, in] transposed, plus bias [out]: [..., out]."""
     product: Tensor = apply("matmul", x, weight, transpose_b=True)
     return product if bias is None else product + bias
+
+
+# --- sums with products ---------------------------------------------------------------------------
+
+
+def _sum_with(x: Tensor, product: Tensor, beta: Scalar, alpha: Scalar) -> Tensor:
+    """beta * x + alpha * product; without x where beta is 0, so that NaN in it does not count."""
+    scaled = product if alpha == 1 else product * alpha
+    if beta == 0:
+        shape = broadcast_shapes("a sum", [x.shape, product.shape])
+        return scaled if scaled.shape == shape else apply_one("expand_to", scaled, shape=shape)
+    return (x if beta == 1 else x * beta) + scaled
+
+
+@takes_out
+def addmm(
+    x: Tensor,
+    a: Tensor,
+    b: Tensor,
+    beta: Scalar = 1,
+    alpha: Scalar = 1,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """beta * x + alpha * (a [m, k] times b [k, n]); x broadcasts to [m, n]."""
+    return _sum_with(x, matmul(a, b), beta, alpha)
+
+
+@takes_out
+def addmv(
+    x: Tensor,
+    a: Tensor,
+    b: Tensor,
+    beta: Scalar = 1,
+    alpha: Scalar = 1,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """beta * x + alpha * (a [m, k] times the vector b [k]); x broadcasts to [m]."""
+    return _sum_with(x, matmul(a, b), beta, alpha)
+
+
+@takes_out
+def addr(
+    x: Tensor,
+    a: Tensor,
+    b: Tensor,
+    beta: Scalar = 1,
+    alpha: Scalar = 1,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """beta * x + alpha * (all products of vectors a [m] and b [n]); x broadcasts to [m, n]."""
+    return _sum_with(x, outer(a, b), beta, alpha)
+
+
+@takes_out
+def baddbmm(
+    x: Tensor,
+    a: Tensor,
+    b: Tensor,
+    beta: Scalar = 1,
+    alpha: Scalar = 1,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """beta * x + alpha * `bmm` of a [b, m, k] and b [b, k, n]; x broadcasts to [b, m, n]."""
+    return _sum_with(x, bmm(a, b), beta, alpha)
+
+
+@takes_out
+def addbmm(
+    x: Tensor,
+    a: Tensor,
+    b: Tensor,
+    beta: Scalar = 1,
+    alpha: Scalar = 1,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """beta * x + alpha * the sum of the products of `bmm`; x broadcasts to [m, n]."""
+    return _sum_with(x, bmm(a, b).sum(0), beta, alpha)
+
+
+@takes_out
+def kron(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Kronecker product: each element of a times the whole of b, in blocks (L. Kronecker)."""
+    count = max(a.ndim, b.ndim)
+    left, right = ((1,) * (count - each.ndim) + each.shape for each in (a, b))
+    apart = a.reshape([n for extent in left for n in (extent, 1)])
+    blocks = b.reshape([n for extent in right for n in (1, extent)])
+    return (apart * blocks).reshape([m * n for m, n in zip(left, right, strict=True)])

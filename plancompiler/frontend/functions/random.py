@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from plancompiler.errors import AttributeValueError
 from plancompiler.frontend.draws import key_of, takes_generator
 from plancompiler.frontend.functions.creation import made
 from plancompiler.frontend.functions.derived import Tensor
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir import AttrValue, DType, Placement, Value
 from plancompiler.ir.operators import SbpLike, whole_numbers
+from plancompiler.ops.registry import apply, apply_one
 
 __all__ = [
     "bernoulli",
@@ -23,6 +25,7 @@ __all__ = [
     "exponential",
     "geometric",
     "log_normal",
+    "multinomial",
     "normal",
     "permutation",
     "rand",
@@ -245,6 +248,47 @@ def randn_like(x: Tensor, *, out: Any = None, **named: Any) -> Tensor:
 def randint_like(x: Tensor, low: int, high: int, *, out: Any = None, **named: Any) -> Tensor:
     """`randint` of the shape, dtype and placement of x, with its keywords."""
     return randint(x.shape, low, high, **like(x, named))  # type: ignore[return-value]  # as x is
+
+
+@takes_out
+@takes_generator
+def multinomial(
+    x: Tensor,
+    count: int,
+    replacement: bool = False,
+    *,
+    key: int | None = None,
+    generator: Any = None,
+    out: Any = None,
+) -> Tensor:
+    """`count` int64 indices for each row of weights x [..., n], drawn with chances in proportion to
+    the weights: [..., count]. Without `replacement` each index is drawn once at most, and there are
+    `count` weights above zero; fewer give others after them.
+
+    The index of the least of exponential numbers, each over its weight, is such a draw, and those
+    of the least ones are draws without replacement (P. S. Efraimidis and P. G. Spirakis, 2006).
+    """
+    if x.ndim < 1 or not x.dtype.is_floating:
+        raise AttributeValueError(
+            "multinomial draws by floating weights",
+            got=f"{x.dtype} {x.shape}",
+            expected="[..., n]",
+        )
+    if not 1 <= count <= (x.shape[-1] if not replacement else count):
+        raise AttributeValueError(
+            "multinomial cannot draw this many", got=count, expected=f"1 to {x.shape[-1]}"
+        )
+    weights = apply_one("stop_gradient", x)
+    rows = weights.reshape((*x.shape[:-1], 1, x.shape[-1])) if replacement else weights
+    shape = (*x.shape[:-1], count, x.shape[-1]) if replacement else x.shape
+    named = {**like(x, {}), "key": key}
+    named.pop("sbp", None)
+    draws: Any = exponential(shape, **named)
+    chances: Tensor = rows / draws
+    if replacement:
+        return apply_one("argmax", chances, axis=chances.ndim - 1, keepdims=False)
+    places: Tensor = apply("topk", chances, axis=x.ndim - 1, k=count, largest=True)[1]
+    return places
 
 
 def like(x: Any, named: dict[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,8 @@ __all__ = [
     "cummin",
     "cumprod",
     "cumsum",
+    "cumulative_trapezoid",
+    "logcumsumexp",
     "logsumexp",
     "max",
     "max_with_index",
@@ -38,6 +40,7 @@ __all__ = [
     "std",
     "sum",
     "topk",
+    "trapezoid",
     "var",
 ]
 
@@ -239,6 +242,64 @@ def cumprod(
 def _run_along(x: Tensor, axis: int | None, dtype: DType | str | None) -> tuple[Tensor, int]:
     x = x if dtype is None else x.cast(dtype)
     return (x.reshape((-1,)), 0) if axis is None else (x, one_axis(axis, x.ndim))
+
+
+@takes_out
+def logcumsumexp(x: Tensor, axis: int = -1, *, out: Tensor | None = None) -> Tensor:
+    """log(sum(exp(...))) of all elements up to each along an axis, without overflow."""
+    at = one_axis(axis, x.ndim)
+    total, reach = x, 1
+    # Each round doubles how many elements a sum has (W. D. Hillis and G. L. Steele, 1986).
+    while reach < x.shape[at]:
+        later = apply_one("logaddexp", _from(total, at, reach), _from(total, at, 0, -reach))
+        total = apply_one("concat", _from(total, at, 0, reach), later, axis=at)
+        reach *= 2
+    return total if total is not x else x.cast(x.dtype)
+
+
+def _from(x: Tensor, axis: int, start: int, stop: int | None = None) -> Tensor:
+    """A part of an axis."""
+    return x[(*(slice(None),) * axis, slice(start, stop))]
+
+
+@takes_out
+def trapezoid(
+    y: Tensor,
+    x: Tensor | None = None,
+    dx: float = 1.0,
+    axis: int = -1,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The integral along an axis of a function with the values y at places x, or `dx` apart, which
+    is straight between them.
+    """
+    return _trapezoids(y, x, dx, axis).sum(axis)
+
+
+@takes_out
+def cumulative_trapezoid(
+    y: Tensor,
+    x: Tensor | None = None,
+    dx: float = 1.0,
+    axis: int = -1,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The integrals, as `trapezoid`, from the first place to each later one."""
+    return cumsum(_trapezoids(y, x, dx, axis), axis)
+
+
+def _trapezoids(y: Tensor, x: Tensor | None, dx: float, axis: int) -> Tensor:
+    at = one_axis(axis, y.ndim)
+    heights = _from(y, at, 1) + _from(y, at, 0, -1)
+    if x is None:
+        return heights * (0.5 * dx)
+    along = at if x.ndim == y.ndim else x.ndim - 1
+    widths = _from(x, along, 1) - _from(x, along, 0, -1)
+    if x.ndim == 1:
+        widths = widths.reshape((-1, *(1,) * (y.ndim - at - 1)))
+    return heights * widths * 0.5
 
 
 @takes_out

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from plancompiler.errors import TracingError
+from plancompiler.errors import ShapeError, TracingError
 from plancompiler.frontend.functions.derived import Tensor
-from plancompiler.frontend.functions.shape import expand, stack
+from plancompiler.frontend.functions.shape import expand, stack, unsqueeze
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir import DType
 from plancompiler.ir.indexing import fixed_places, held_by, places_of_true, replaced
@@ -20,6 +20,7 @@ from plancompiler.ops.registry import apply, apply_one
 
 __all__ = [
     "argwhere",
+    "bucketize",
     "index_put",
     "isin",
     "masked_select",
@@ -86,15 +87,21 @@ def _broadcast(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
 
 @takes_out
 def index_put(
-    x: Tensor, index: Any, value: Tensor | Scalar, *, out: Tensor | None = None
+    x: Tensor,
+    index: Any,
+    value: Tensor | Scalar,
+    accumulate: bool = False,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """What x becomes by `x[index] = value`, as a new tensor: jobs have no other way.
 
     The index is any that `x[index]` takes. Of equal places the last one wins, and only its value
-    gets a gradient. IndexingError for an index that does not fit; AttributeValueError for a value
-    that the dtype of x cannot hold.
+    gets a gradient; with `accumulate` values are added, those of equal places too. IndexingError
+    for an index that does not fit; AttributeValueError for a value that the dtype of x cannot hold.
     """
-    changed: Tensor = replaced(x, index, held_by(x, value))
+    mode = "add" if accumulate else "set"
+    changed: Tensor = replaced(x, index, held_by(x, value), mode)
     return changed
 
 
@@ -115,20 +122,50 @@ def take(
 
 @takes_out
 def searchsorted(
-    row: Tensor,
+    edges: Tensor,
     values: Tensor,
     side: str = "left",
     sorter: Tensor | None = None,
     *,
+    right: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
     """For each value the place at which it would be put into a sorted vector [n], as int64: in
-    front of equal ones (`side="left"`) or behind them ("right").
+    front of equal ones (`side="left"`) or behind them ("right", or `right`). Several sorted rows
+    [..., n] have a row of values [..., m] each.
 
-    `sorter` are the places of the vector's elements in order, where it is not sorted itself.
+    `sorter` are the places of the elements in order, where they are not sorted themselves.
     """
-    ordered, wanted = in_one_dtype((row if sorter is None else take(row, sorter), values))
-    return apply_one("searchsorted", ordered, wanted, side=side)
+    if sorter is not None:
+        edges = apply_one("take_along_axis", edges, sorter, axis=edges.ndim - 1)
+    ordered, wanted = in_one_dtype((edges, values))
+    side = "right" if right else side
+    if ordered.ndim < 2:
+        return apply_one("searchsorted", ordered, wanted, side=side)
+    if ordered.shape[:-1] != wanted.shape[:-1]:
+        raise ShapeError(
+            "searchsorted needs a row of values for each row",
+            got=f"{ordered.shape} and {wanted.shape}",
+            expected="shapes that are equal but for the last axis",
+        )
+    # NaN comes last in order: behind all numbers, in front of or behind others of its kind.
+    row, value = unsqueeze(ordered, -2), unsqueeze(wanted, -1)
+    before = row < value if side == "left" else row <= value
+    if ordered.dtype.is_floating:
+        nan = apply_one("isnan", row), apply_one("isnan", value)
+        number = nan[0].equal(False)
+        before = before | (nan[1] & (number if side == "left" else number.equal(number)))
+    return before.cast(DType.INT64).sum(-1)
+
+
+@takes_out
+def bucketize(
+    x: Tensor, edges: Tensor, right: bool = False, *, out: Tensor | None = None
+) -> Tensor:
+    """For each element the range between sorted edges [n] in which it lies, from 0 to n, as int64.
+    An element that is an edge lies below it, or above it where `right`.
+    """
+    return searchsorted(edges, x, side="right" if right else "left")
 
 
 @takes_out
