@@ -42,7 +42,7 @@ from plancompiler.ir.closing import Closing
 from plancompiler.limits import time_limits
 from plancompiler.limits.time_limits import DEADLINE, at_start, if_unseen
 from plancompiler.ops.initializer import initialize
-from plancompiler.plan.plan import CollectiveSpec, Plan, Task, VariableDesc
+from plancompiler.plan.plan import Plan, Task, VariableDesc, communicator_of
 
 LEAVE_SECONDS = time_limits.TASK_LEAVE
 """How long after a failure a stream may still be in its task; then it is left behind."""
@@ -206,11 +206,9 @@ class Runtime(Closing):
         if plan.device == "cpu":  # devices' collectives have their own communicators
             keys = [GroupKey(*each, "") for each in communicator_keys(plan)]
             self._groups = {
-                task.id: self._link.group(
-                    keys[task.spec.communicator]._replace(stream=str(task.stream))
-                )
+                task.id: self._link.group(keys[used]._replace(stream=str(task.stream)))
                 for task in plan.tasks
-                if isinstance(task.spec, CollectiveSpec)
+                if (used := communicator_of(task.spec)) is not None
             }
         self._watchdog = Watchdog(
             plan.rank,

@@ -275,9 +275,13 @@ class StreamRunner:
         if not self._blocked:
             group = groups.get(task.id)
             missing = [] if group is None else group.missing()
-            if not missing or not isinstance(task.spec, CollectiveSpec):
+            if not missing:
                 return State.RUNNING, "", set()
-            return State.WAITING, f"to come to the {task.spec.primitive}", set(missing)
+            spec = task.spec
+            where = (
+                str(spec.primitive) if isinstance(spec, CollectiveSpec) else f"ring of {task.name}"
+            )
+            return State.WAITING, f"to come to the {where}", set(missing)
         tokens = actor.waiting_for()
         ranks = {token.rank for token in tokens if token.rank >= 0}
         waits = ", ".join(

@@ -20,6 +20,7 @@ from plancompiler.errors import (
 from plancompiler.executor.comm.collective import bind_collective
 from plancompiler.executor.comm.link import Link
 from plancompiler.executor.comm.reduce import UFUNCS, Move, accumulator, divide, identity_of
+from plancompiler.executor.comm.ring import PlanRing
 from plancompiler.executor.finite_check import checked, says_non_finite
 from plancompiler.executor.memory import Array, Memory, read_only, same_memory
 from plancompiler.ir import UNKNOWN_SOURCE, DType, Reduction
@@ -113,7 +114,7 @@ class TaskBinder:
     def _bind_compute(self, task: Task, spec: ComputeSpec) -> Run | None:
         definition = op_def(spec.kind)
         inputs, outputs = self._operands(task)
-        if has_no_work(definition, inputs, outputs):
+        if not spec.lanes and has_no_work(definition, inputs, outputs):
             return None
         period = len(outputs)
         context = self._context(spec)
@@ -122,6 +123,11 @@ class TaskBinder:
             kernel = self.adapt(spec, kernel)
         readable = [tuple(map(read_only, row)) for row in inputs]
         microbatches = self._microbatches(task)
+        if spec.lanes:
+            ring = context.ring = PlanRing(self._plan, task, spec, self._memory, self._link)
+            regions = self._regions(spec)
+            work = microbatch_run(kernel, context, readable, outputs, microbatches, regions)
+            return in_ring(ring, work)
         if microbatches > 1:
             return microbatch_run(
                 kernel, context, readable, outputs, microbatches, self._regions(spec)
@@ -157,9 +163,12 @@ class TaskBinder:
     def _operands(self, task: Task) -> tuple[Rows, Rows]:
         """Inputs and outputs of a task in each of its runs, until their slots repeat."""
         versions = range(self._memory.period(*task.inputs, *task.outputs))
+        made = task.outputs
+        if isinstance(task.spec, ComputeSpec):  # lanes are no results
+            made = made[: len(made) - task.spec.lanes]
         return (
             [_arrays(self._memory, task.inputs, version) for version in versions],
-            [_arrays(self._memory, task.outputs, version) for version in versions],
+            [_arrays(self._memory, made, version) for version in versions],
         )
 
     def _microbatches(self, task: Task) -> int:
@@ -337,6 +346,17 @@ def has_no_work(definition: OpDef, inputs: Rows, outputs: Rows) -> bool:
         for row, taken in zip(outputs, inputs, strict=True)
         for position, array in enumerate(row)
     )
+
+
+def in_ring(ring: PlanRing, work: Run) -> Run:
+    """The callable of an op of which inputs go round."""
+
+    def run(version: int) -> None:
+        ring.begin(version)
+        work(version)
+        ring.end()
+
+    return run
 
 
 def microbatch_run(

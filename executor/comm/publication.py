@@ -15,8 +15,18 @@ from plancompiler.executor.comm.link import (
     Read,
 )
 from plancompiler.executor.memory import Buffer
-from plancompiler.ir.task import TaskKind, unpack_id
-from plancompiler.plan.plan import Block, CollectiveSpec, CopySpec, Plan, RegisterDesc
+from plancompiler.ir.task import unpack_id
+from plancompiler.plan.plan import (
+    Block,
+    CollectiveSpec,
+    ComputeSpec,
+    CopySpec,
+    Plan,
+    RegisterDesc,
+    Task,
+    communicator_of,
+    exchanged,
+)
 
 
 def publication_of(plan: Plan, first_step: int = 0) -> Publication:
@@ -39,23 +49,18 @@ def publication_of(plan: Plan, first_step: int = 0) -> Publication:
             if remote is not None:
                 rank = unpack_id(remote.producer).rank
                 reads.append(Read(rank, remote.id, shared_id(remote), task.id, task.spec.region))
-        if task.kind is TaskKind.COLLECTIVE_BOXING and isinstance(task.spec, CollectiveSpec):
-            spec = task.spec
-            ranks, occurrence = keys[spec.communicator]
+        used = communicator_of(task.spec)
+        if used is not None:
+            ranks, occurrence = keys[used]
             peers |= set(ranks)
-            for source in task.inputs:
-                published[source] = plan.register_by_id[source]
-            outputs = [plan.register_by_id[target] for target in task.outputs]
-            for output in outputs:
-                if output.block in shared_blocks:
-                    published[output.id] = output
+            for number in exchanged(task.spec, task.inputs, task.outputs):
+                register = plan.register_by_id[number]
+                if number in task.inputs or register.block in shared_blocks:
+                    published[number] = register
             key = GroupKey(ranks, occurrence, str(task.stream))
             family = unpack_id(task.id).family
             families.setdefault(key, {}).setdefault(task.segment, []).append(family)
-            lines.setdefault(key, []).append(
-                f"{family} {spec.primitive} {spec.reduction} "
-                f"{spec.src_axis} {spec.dst_axis} {[str(output.dtype) for output in outputs]}"
-            )
+            lines.setdefault(key, []).append(f"{family} {_terms(plan, task)}")
     if plan.microbatches > 1:
         for key, by_segment in families.items():
             lines[key] += (
@@ -74,6 +79,20 @@ def publication_of(plan: Plan, first_step: int = 0) -> Publication:
         tuple(sorted(peers - {plan.rank})),
         tuple(reads),
     )
+
+
+def _terms(plan: Plan, task: Task) -> str:
+    """What members must agree on to run a task together."""
+    spec = task.spec
+    outputs = [plan.register_by_id[target] for target in task.outputs]
+    if isinstance(spec, CollectiveSpec):
+        return (
+            f"{spec.primitive} {spec.reduction} "
+            f"{spec.src_axis} {spec.dst_axis} {[str(output.dtype) for output in outputs]}"
+        )
+    assert isinstance(spec, ComputeSpec)
+    lanes = outputs[-spec.lanes :]
+    return f"{spec.kind} {[f'{lane.dtype}{list(lane.shape)}' for lane in lanes]}"
 
 
 def region_of(plan: Plan, register: RegisterDesc, first_step: int) -> MemoryRegion:

@@ -28,13 +28,23 @@ from dataclasses import dataclass
 from plancompiler.boxing.exchange import halo_seconds
 from plancompiler.boxing.graph import OpGraph
 from plancompiler.boxing.planner import BoxingStep, boxing_path, canonical
-from plancompiler.costs import Machine, MeshLinks, links_of, machine_of_job
+from plancompiler.costs import (
+    Machine,
+    MeshLinks,
+    generic_machine,
+    links_of,
+    machine_of_job,
+    op_seconds,
+)
+from plancompiler.costs.links import uniform_links
 from plancompiler.errors import PlanCompilerError, ShapeError
 from plancompiler.ir import BROADCAST, Job, NdSbp, Op, Split, TensorType, Value
 from plancompiler.ir.halo import Halo
+from plancompiler.ir.op import Attrs
 from plancompiler.ir.shard import element_count
 from plancompiler.ir.task import Primitive
-from plancompiler.ops.registry import mesh_signatures, op_def, piece_signatures
+from plancompiler.ops.registry import flops_of, mesh_signatures, op_def, piece_signatures
+from plancompiler.ops.ring import Round
 from plancompiler.ops.rule import NdSignature, Signature
 
 logger = logging.getLogger("plancompiler.boxing")
@@ -203,7 +213,9 @@ def _choose(op: Op, layouts: _ValueLayouts) -> NdSignature:
     hierarchy = op.placement.hierarchy
     over = _over(op)
     if over is None:
-        candidates = mesh_signatures(op.kind, input_types, output_types, op.attrs, hierarchy)
+        candidates = mesh_signatures(
+            op.kind, input_types, output_types, op.attrs, hierarchy, rings=True
+        )
     else:
         candidates = piece_signatures(
             op.kind, input_types, output_types, op.attrs, hierarchy, over, layouts.microbatches
@@ -219,7 +231,15 @@ def _choose(op: Op, layouts: _ValueLayouts) -> NdSignature:
         hierarchy,
         op.sbp,
         links_of(layouts.machine, op.placement),
+        flops_if_hiding(op.kind, input_types, output_types, op.attrs),
     )
+
+
+def flops_if_hiding(
+    kind: str, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...], attrs: Attrs
+) -> int:
+    """What an op computes while inputs go round; 0 for ops of which none do."""
+    return 0 if op_def(kind).round is None else flops_of(kind, inputs, outputs, dict(attrs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,15 +313,17 @@ def cheapest_signature(
     hierarchy: tuple[int, ...],
     demanded: NdSbp | None = None,
     links: MeshLinks | None = None,
+    flops: int = 0,
 ) -> NdSignature:
     """The candidate that is cheapest by the four prices, on a mesh of this hierarchy and of these
     links, by default those of the generic machine.
 
-    `demanded` is the layout that all outputs must have. ShapeError where no candidate has it, or
-    keeps the layout of what the op updates in place.
+    `demanded` is the layout that all outputs must have, `flops` is what the op computes; it can
+    hide inputs that go round. ShapeError where no candidate has it, or keeps the layout of what the
+    op updates in place.
     """
     target = None if demanded is None else canonical(demanded, hierarchy)
-    mutates = op_def(kind).mutates
+    mutates, passing = op_def(kind).mutates, op_def(kind).round
     made = tuple(operand.made for operand in operands)
     best: NdSignature | None = None
     best_price: Price = (0.0, 0.0, 0.0, 0)
@@ -322,6 +344,9 @@ def cheapest_signature(
             others.append((number, candidate))
             continue
         owed = _owed(output_types, candidate, hierarchy, links)
+        if passing is not None and passing.mesh_axes(candidate.inputs, hierarchy):
+            others.append((number, candidate))
+            continue
         if not owed:
             return candidate
         price = (0.0, owed, 0.0, 0)
@@ -343,6 +368,8 @@ def cheapest_signature(
                 costs[key] = operands[position].seconds(wanted, hierarchy, links)
             moved += costs[key][0]
             reduced += costs[key][1]
+        if passing is not None:
+            moved += _passing_seconds(passing, operands, candidate, hierarchy, flops, links)
         changed = sum(wanted != own for own, wanted in zip(made, candidate.inputs, strict=True))
         price = (moved, reduced + owed, reduced, changed)
         if best is None or (price, number) < (best_price, best_number):
@@ -357,6 +384,37 @@ def cheapest_signature(
             hint="redistribute an input, or place the parameter with another SBP",
         )
     return best
+
+
+def _passing_seconds(
+    passing: Round,
+    operands: Sequence[Operand],
+    signature: NdSignature,
+    hierarchy: tuple[int, ...],
+    flops: int,
+    links: MeshLinks | None,
+) -> float:
+    """What it costs that inputs go round: each turn a message, and as much of its bytes as takes
+    longer than computing with the piece before.
+    """
+    axes = passing.mesh_axes(signature.inputs, hierarchy)
+    if not axes:
+        return 0.0
+    size = element_count([hierarchy[axis] for axis in axes])
+    types = [operand.type for operand in operands]
+    nbytes = passing.nbytes(types, signature.inputs, hierarchy)
+    devices = element_count(
+        [
+            extent
+            for entry, extent in zip(signature.inputs[0], hierarchy, strict=True)
+            if isinstance(entry, Split)
+        ]
+    )
+    links = links or uniform_links(generic_machine())
+    link = links.along(axes)
+    dtype = types[passing.inputs[0]].dtype
+    hidden = op_seconds(links.machine, flops / devices / size, nbytes, dtype)
+    return (size - 1) * (link.per_message + max(0.0, link.per_byte * nbytes - hidden))
 
 
 def _moves(operands: Sequence[Operand], candidate: NdSignature) -> bool:

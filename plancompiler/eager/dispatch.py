@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from plancompiler.boxing.exchange import halo_seconds
-from plancompiler.boxing.infer_sbp import Operand, cheapest_signature
+from plancompiler.boxing.infer_sbp import Operand, cheapest_signature, flops_if_hiding
 from plancompiler.boxing.planner import boxing_path, canonical
 from plancompiler.eager.agreement import compare_change, compare_op
 from plancompiler.eager.foreach import Row, update_all
@@ -191,11 +191,12 @@ def _chosen(
     kind = definition.kind
     return cheapest_signature(
         kind,
-        mesh_signatures(kind, types, outputs, attrs, hierarchy),
+        mesh_signatures(kind, types, outputs, attrs, hierarchy, rings=True),
         [Operand(tensor, sbp) for tensor, sbp in zip(types, layouts, strict=True)],
         outputs,
         hierarchy,
         demanded,
+        flops_if_hiding(kind, types, outputs, attrs),
     )
 
 

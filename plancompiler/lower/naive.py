@@ -26,7 +26,16 @@ from plancompiler.boxing.graph import (
     task_kind_of,
 )
 from plancompiler.errors import VerifyError
-from plancompiler.ir import Broadcast, DType, NdSbp, Partial, Placement, Reduction, Split
+from plancompiler.ir import (
+    Broadcast,
+    DType,
+    NdSbp,
+    Partial,
+    Placement,
+    Reduction,
+    Split,
+    TensorType,
+)
 from plancompiler.ir.halo import Halo
 from plancompiler.ir.pipeline import WHOLE_STEP
 from plancompiler.ir.shard import Region
@@ -122,7 +131,7 @@ class WholeGraph:
         tasks, registers, remotes = [], {}, {}
         for task in self.tasks[rank]:
             spec = task.spec
-            if isinstance(spec, CollectiveSpec):
+            if isinstance(spec, (CollectiveSpec, ComputeSpec)) and task.id in self.groups:
                 families = communicators.setdefault(self.groups[task.id], [])
                 families.append(unpack_id(task.id).family)
                 number = list(communicators).index(self.groups[task.id])
@@ -195,6 +204,21 @@ class WholeGraph:
             output_pieces=pieces[1],
         )
         task = pack_task_id(rank, placed.family)
+        hierarchy = op.placement.hierarchy
+        goes_round = op_def(op.kind).round
+        along = () if goes_round is None else goes_round.mesh_axes(signature.inputs, hierarchy)
+        lanes: tuple[TensorType, ...] = ()
+        if goes_round is not None and along:
+            members = _group(op.placement, along, rank)
+            self.groups[task] = members, Stream.COMPUTE
+            lanes = goes_round.lanes(op.input_types, boxes[0], len(members))
+            spec = replace(
+                spec,
+                output_shapes=(*spec.output_shapes, *(lane.shape for lane in lanes)),
+                output_regions=(*spec.output_regions, *(_whole(lane.shape) for lane in lanes)),
+                output_pieces=(*spec.output_pieces, *(-1 for _ in lanes if each)),
+                lanes=len(lanes),
+            )
         outputs = tuple(
             self._register(
                 task,
@@ -208,6 +232,19 @@ class WholeGraph:
                 made_in=op.name,
             )
             for slot, value in enumerate(op.outputs)
+        ) + tuple(
+            self._register(
+                task,
+                len(op.outputs) + number,
+                f"{op.name}:lane {number}",
+                lane.shape,
+                lane.dtype,
+                NdSbp.broadcast(len(hierarchy)),
+                per_microbatch=each,
+                device=op.placement.device_type,
+                made_in=op.name,
+            )
+            for number, lane in enumerate(lanes)
         )
         self.tasks[rank].append(
             Task(

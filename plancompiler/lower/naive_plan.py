@@ -39,6 +39,7 @@ from plancompiler.plan.plan import (
     Stream,
     Task,
     VariableDesc,
+    exchanged,
 )
 
 HOST = "cpu"
@@ -435,8 +436,7 @@ class _Writer:
         """Blocks that hold anything which other ranks read, by copies or in collectives."""
         read = {key for key in self.registers if self.is_remote(key)}
         for task in self.tasks:
-            if isinstance(task.spec, CollectiveSpec):
-                read.update(task.inputs, task.outputs)
+            read.update(exchanged(task.spec, task.inputs, task.outputs))
         return {block_of[self.owner[key]] for key in read}
 
     def place_arena(

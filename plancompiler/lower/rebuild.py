@@ -8,6 +8,7 @@ built.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from plancompiler.boxing.exchange import Exchange, SourcePiece, exchange_readers, exchange_sources
 from plancompiler.boxing.graph import (
@@ -202,6 +203,7 @@ class _RankGraphBuilder:
             input_pieces=input_axes if repeated else (),
             output_pieces=output_axes if repeated else (),
         )
+        spec, lanes = self._with_ring(placed, spec, task, repeated)
         self._task(
             RankTask(
                 task,
@@ -210,7 +212,7 @@ class _RankGraphBuilder:
                 op.name,
                 op.kind,
                 inputs,
-                tuple(outputs),
+                (*outputs, *lanes),
                 spec,
                 op.source,
                 segment=segment,
@@ -232,6 +234,47 @@ class _RankGraphBuilder:
             )
         elif kind is TaskKind.OUTPUT:
             self._outputs.append(OutputDesc(str(op.attr("name")), task, inputs[0]))
+
+    def _with_ring(
+        self, placed: PlacedOp, spec: ComputeSpec, task: int, repeated: bool
+    ) -> tuple[ComputeSpec, list[int]]:
+        """An op's spec with the ring in which its inputs go round, if they do; and the registers of
+        what does.
+        """
+        op = placed.op
+        goes_round = op_def(op.kind).round
+        if goes_round is None:
+            return spec, []
+        axes = goes_round.mesh_axes(placed.signature.inputs, op.placement.hierarchy)
+        if not axes:
+            return spec, []
+        communicator, families = self._group(op.placement, axes, Stream.COMPUTE)
+        families.append(placed.family)
+        size = op.placement.hierarchy[axes[0]]
+        lanes = goes_round.lanes(op.input_types, spec.input_regions, size)
+        whole = NdSbp.broadcast(op.placement.ndim)
+        registers = [
+            self._register(
+                FamilyOutput(placed.family, len(op.outputs) + number),
+                f"{op.name}:lane {number}",
+                TensorLayout(lane.shape, lane.dtype, whole),
+                lane.shape,
+                task,
+                per_microbatch=repeated,
+                device=op.placement.device_type,
+            )
+            for number, lane in enumerate(lanes)
+        ]
+        boxes = tuple(tuple((0, extent) for extent in lane.shape) for lane in lanes)
+        spec = replace(
+            spec,
+            output_shapes=(*spec.output_shapes, *(lane.shape for lane in lanes)),
+            output_regions=(*spec.output_regions, *boxes),
+            output_pieces=(*spec.output_pieces, *[-1] * (len(lanes) if repeated else 0)),
+            communicator=communicator,
+            lanes=len(lanes),
+        )
+        return spec, registers
 
     def _regions(
         self, values: Sequence[Value], axes: tuple[int, ...], op: Op, sbps: Sequence[NdSbp]

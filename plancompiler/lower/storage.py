@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from plancompiler.ir.task import TaskKind
 from plancompiler.lower.aliases import Aliases, aliases_in_place, nbytes_of, slots_of
 from plancompiler.lower.control import ControlledTasks
 from plancompiler.lower.order import Edges, OrderedTasks
 from plancompiler.lower.rank_task_graph import HOST, RankTaskGraph
 from plancompiler.plan.order import StepOrder, covers
+from plancompiler.plan.plan import exchanged
 
 ARENA, VARIABLES, STAGING = range(3)
 """Block indices; every plan has the first two, and a device's plan with registers in host memory
@@ -119,8 +119,7 @@ def shared_registers(graph: RankTaskGraph) -> frozenset[int]:
     return frozenset(
         register
         for task in graph.tasks
-        if task.kind is TaskKind.COLLECTIVE_BOXING
-        for register in (*task.inputs, *task.outputs)
+        for register in exchanged(task.spec, task.inputs, task.outputs)
     ).union(key for key, register in graph.registers.items() if register.remote_consumers)
 
 

@@ -58,6 +58,7 @@ from plancompiler.ops import (  # noqa: F401  # each fills the table
     structural,
     unary,
     where,
+    zigzag,
 )
 from plancompiler.ops.registry import (
     KernelContext,

@@ -22,8 +22,15 @@ from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import element_count
 from plancompiler.ops import row_loops
+from plancompiler.ops.attention_blocks import (
+    attend_in_blocks,
+    is_in_blocks,
+    mask_part,
+    parts_of,
+    pull_back_in_blocks,
+)
 from plancompiler.ops.attention_formula import attention_formula, gradient_formula, mask_formula
-from plancompiler.ops.attention_tiles import Tiles, causal_diagonal
+from plancompiler.ops.attention_tiles import Tiles, Window, causal_diagonal, window_of
 from plancompiler.ops.attributes import Attribute, Float, Int
 from plancompiler.ops.formula import by_formula, unless_first
 from plancompiler.ops.groups import group_split
@@ -42,6 +49,7 @@ from plancompiler.ops.registry import (
     apply,
     define_op,
 )
+from plancompiler.ops.ring import Round
 from plancompiler.ops.rule import Signature
 
 _QUERY = "query F b h t d, key F b g s d, value F b g s e"
@@ -51,6 +59,7 @@ _ATTRS = (
     Float("scale"),
     Float("dropout", 0.0, least=0.0, below=1.0),
     Int("key", 0),
+    Int("zigzag", 0, least=0),
 )
 
 
@@ -117,9 +126,22 @@ def _row_max(scores: Array) -> Array:
     return greatest.reshape(*scores.shape[:2], 1)
 
 
+@in_float32
+@contiguous
+def _whole(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    _block(context, window_of(context), inputs, outputs)
+
+
 def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    if is_in_blocks(context):
+        attend_in_blocks(context, inputs, outputs, _block)
+    else:
+        _whole(context, inputs, outputs)
+
+
+def _block(context: KernelContext, window: Window, inputs: Arrays, outputs: Arrays) -> None:
     query, key, value, *mask = inputs
-    attend(context, Tiles(context, query, key, mask), query, key, value, *outputs)
+    attend(context, Tiles(context, query, key, window, mask), query, key, value, *outputs)
 
 
 def attend(
@@ -241,11 +263,24 @@ def _slopes(
             yield pairs, rows, columns, scaled, dy, kept, slopes
 
 
+@in_float32
+@contiguous
+def _whole_grad(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    _grad_block(context, window_of(context), inputs, outputs)
+
+
 def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    if is_in_blocks(context):
+        pull_back_in_blocks(context, inputs, outputs, _grad_block)
+    else:
+        _whole_grad(context, inputs, outputs)
+
+
+def _grad_block(context: KernelContext, window: Window, inputs: Arrays, outputs: Arrays) -> None:
     # dvalue = wᵀ dy, dquery = dscores key, dkey = dscoresᵀ query.
     query, key, *_ = inputs
     scale = context.attrs["scale"]
-    tiles = Tiles(context, query, key, inputs[6:])
+    tiles = Tiles(context, query, key, window, inputs[6:])
     dquery = tiles.fold(outputs[0])
     key, dkey, dvalue = (
         array.reshape(tiles.pairs, *array.shape[2:]) for array in (key, *outputs[1:])
@@ -271,11 +306,25 @@ def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
 
 
 def _mask_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-    (query, key, *_), (out,) = inputs, outputs
-    tiles = Tiles(context, query, key, inputs[6:])
+    query, key, value, result, normaliser, passed, mask = inputs
+    (out,) = outputs
     out.fill(0)
+    for rows, columns, window in parts_of(context):
+        by_row = [each[:, :, rows] for each in (query, result, normaliser, passed)]
+        by_column = [each[:, :, columns] for each in (key, value)]
+        part = mask_part(mask, rows, columns)
+        given = (by_row[0], *by_column, *by_row[1:], part)
+        _mask_grad_block(context, window, given, mask_part(out, rows, columns))
+
+
+def _mask_grad_block(
+    context: KernelContext, window: Window, inputs: Arrays, total: Array
+) -> None:
+    """Add the gradient of a mask that some queries and keys have to `total`."""
+    query, key, *_ = inputs
+    tiles = Tiles(context, query, key, window, inputs[6:])
     for pairs, rows, columns, _, _, _, slopes in _slopes(context, inputs, tiles):
-        places, part = tiles.in_mask(out, rows, columns)
+        places, part = tiles.in_mask(total, rows, columns)
         for row, pair in zip(slopes, range(pairs.start, tiles.pairs), strict=False):
             target = part[places(pair)]
             by_head = row.reshape(tiles.heads, rows.stop - rows.start, row.shape[1])
@@ -284,8 +333,8 @@ def _mask_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -
                 for axis, (got, wanted) in enumerate(zip(by_head.shape, target.shape, strict=True))
                 if got != wanted
             )
-            total = by_head.sum(axis=shared, keepdims=True) if shared else by_head
-            np.add(target, total, out=target)
+            summed = by_head.sum(axis=shared, keepdims=True) if shared else by_head
+            np.add(target, summed, out=target)
 
 
 def _product(context: KernelContext, left: Array, right: Array, out: Array, sets: bool) -> None:
@@ -377,10 +426,11 @@ define_op(
     operands=f"{_QUERY}, mask? F -> result F, normaliser A",
     rule=_rule(3, "Y, L"),
     attrs=_ATTRS,
-    kernel=in_float32(contiguous(_kernel)),
+    kernel=_kernel,
     gradient=unless_first(_gradient, attention_formula),
     extra=_extra,
     legal=_legal,
+    round=Round((1, 2), 2),
     flops=_flops,
     precision="low",
     doc="(q [b, h, t, d], k [b, g, s, d], v [b, g, s, e]) -> (softmax(scale q kᵀ) v, the "
@@ -398,11 +448,12 @@ define_op(
     operands=f"{_GRADIENT}, mask? F -> dquery F, dkey F, dvalue F",
     rule=_rule(6, "Q, K, V"),
     attrs=_ATTRS,
-    kernel=in_float32(contiguous(_grad_kernel)),
+    kernel=_grad_kernel,
     gradient=by_formula(gradient_formula),
     linear=((5,),),
     extra=_extra,
     legal=_legal,
+    round=Round((1, 2), 2, sums=True),
     flops=lambda inputs, outputs, attrs: 5 * _flops(inputs, outputs, attrs) // 2,
     precision="low",
     wide=(4,),

@@ -11,7 +11,7 @@ import numpy as np
 
 from plancompiler.ops.attention_tiles import causal_diagonal
 from plancompiler.ops.gradient import reduce_to
-from plancompiler.ops.registry import AttrMap, apply
+from plancompiler.ops.registry import AttrMap, apply, apply_source
 
 
 def attention_formula(
@@ -90,10 +90,19 @@ def _scores(attrs: AttrMap, query: Any, key: Any, masks: list[Any]) -> Any:
     diagonal = causal_diagonal(attrs, *shape[2:])
     if diagonal is not None:
         ones = scores._full(shape[2:], scores.dtype, 1.0)  # noqa: SLF001  # what every tensor has
-        seen = apply("tril", ones, diagonal=diagonal) > 0
+        lower = apply("tril", ones, diagonal=diagonal)
+        if attrs["zigzag"]:
+            lower = _in_order(_in_order(lower, attrs["zigzag"], 0), attrs["zigzag"], 1)
+        seen = lower > 0
         hidden = scores._full((), scores.dtype, lowest)  # noqa: SLF001  # as above
         scores = apply("where", seen, scores, hidden)
     return apply("maximum_scalar", scores, scalar=lowest)
+
+
+def _in_order(matrix: Any, pieces: int, axis: int) -> Any:
+    """Rows or columns in zigzag order."""
+    order = apply_source(matrix, "zigzag_order", count=matrix.shape[axis], pieces=pieces)
+    return apply("index_select", matrix, order, axis=axis)
 
 
 def _lowest(scores: Any) -> float:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,6 +47,28 @@ def causal_diagonal(attrs: AttrMap, length: int, keys: int) -> int | None:
     )
 
 
+class Window(NamedTuple):
+    """The queries and keys of a call of a kernel, among those of the whole tensors."""
+
+    row: int
+    """The first query."""
+    column: int
+    """The first key."""
+    keys: int
+    """How many keys there are in all."""
+    shift: int | None
+    """Local query i sees the local keys up to i + this, which is at least 0; None where it sees
+    all."""
+
+
+def window_of(context: KernelContext) -> Window:
+    """The window of a kernel that has all keys."""
+    length, keys = context.input_shapes[0][2], context.input_shapes[1][2]
+    row = context.input_regions[0][2][0]
+    diagonal = causal_diagonal(context.attrs, length, keys)
+    return Window(row, 0, keys, None if diagonal is None else diagonal + row)
+
+
 class Tiles:
     """How the local work is cut up.
 
@@ -59,12 +81,10 @@ class Tiles:
         context: KernelContext,
         query: Array,
         key: Array,
+        window: Window,
         masks: Sequence[Array] = (),
-        position: int | None = None,
     ) -> None:
-        """`masks` is what is added to the scores, one array or none. With a position, query i of
-        the whole sequence sees the keys up to position + i.
-        """
+        """`masks` is what is added to the scores, one array or none."""
         self._context = context
         self._masks = masks
         self.rate = context.attrs.get("dropout", 0.0)
@@ -73,12 +93,10 @@ class Tiles:
         self.pairs = key.shape[0] * self.groups
         self.heads = query.shape[1] // max(1, key.shape[1])
         self.length: int = query.shape[2]
-        diagonal = position
-        if diagonal is None:
-            diagonal = causal_diagonal(context.attrs, context.input_shapes[0][2], self.keys)
-        self.causal = diagonal is not None
+        self._window = window
+        self.causal = window.shift is not None
         # Local query i sees the keys up to i + shift.
-        self.shift: int = (diagonal or 0) + context.input_regions[0][2][0]
+        self.shift: int = window.shift or 0
         self.wide = min(_TILE_KEYS, self.keys)
         budget = _TILE_BLOCKS * blocking.BLOCK_BYTES // query.itemsize
         most = min(self.length, _CAUSAL_ROWS) if self.causal else self.length
@@ -171,16 +189,16 @@ class Tiles:
         """
         context = self._context
         start, threshold = stream_of(context, self.rate)
-        (batch, _), (head, _), (row, _) = context.input_regions[0][:3]
+        (batch, _), (head, _) = context.input_regions[0][:2]
+        row, column, keys, _ = self._window
         _, heads, length, _ = context.input_shapes[0]
         pair = np.arange(pairs.start, min(pairs.stop, self.pairs))[:, None, None]
         count = max(1, self.groups)
         number = batch + pair // count
         number = number * heads + head + pair % count * self.heads + np.arange(self.heads)[:, None]
         number = number * length + row + np.arange(rows.start, rows.stop)
-        kept = kept_in_rows(
-            context, number.reshape(-1), self.keys, (columns.start, columns.stop), start, threshold
-        )
+        place = (column + columns.start, column + columns.stop)
+        kept = kept_in_rows(context, number.reshape(-1), keys, place, start, threshold)
         return kept.reshape(pair.size, -1, kept.shape[1])
 
     def fold(self, array: Array) -> Array:

@@ -12,7 +12,7 @@ import numpy as np
 from plancompiler.errors import ExecutionError, ShapeError
 from plancompiler.ir.shard import element_count
 from plancompiler.ops.attention import attend, attention_line, check_attention, heads_of_keys
-from plancompiler.ops.attention_tiles import LOWER_RIGHT, Tiles
+from plancompiler.ops.attention_tiles import LOWER_RIGHT, Tiles, Window
 from plancompiler.ops.attributes import Float
 from plancompiler.ops.groups import group_split
 from plancompiler.ops.kernel import contiguous, copy_unless_shared, in_float32
@@ -70,7 +70,9 @@ def _infer(inputs: Types, attrs: AttrMap) -> Types:
 def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     query, key, value, position = inputs
     start = _start(position, context.input_shapes[0][2], key.shape[2])
-    attend(context, Tiles(context, query, key, position=start), query, key, value, outputs[0])
+    row = context.input_regions[0][2][0]
+    window = Window(row, 0, key.shape[2], start + row)
+    attend(context, Tiles(context, query, key, window), query, key, value, outputs[0])
 
 
 def _flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:

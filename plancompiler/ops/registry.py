@@ -19,6 +19,7 @@ from plancompiler.ir.sbp import NdSbp, Reduction
 from plancompiler.ir.shard import Region, element_count
 from plancompiler.ops.attributes import Attribute, Int, Recorded, check_attributes, complete
 from plancompiler.ops.operands import Operands, parse_operands
+from plancompiler.ops.ring import Ring, Round
 from plancompiler.ops.rule import (
     NdSignature,
     Signature,
@@ -70,6 +71,8 @@ class KernelContext:
     """The namespace that makes arrays (`empty`, `arange`, …) like those the kernel is given."""
     rates: Callable[[int, int], float | None] | None = None
     """The learning rate of (optimizer, step) as it is fed; None for the job's own."""
+    ring: Ring | None = None
+    """The devices with which inputs go round; None where all that is needed is here."""
 
 
 class Infer(Protocol):
@@ -189,6 +192,9 @@ class OpDef:
     windows: Windows | None = None
     extra: Extra | None = None
     legal: Legal | None = None
+    round: Round | None = None
+    """The inputs that can go round a ring of devices, of which the kernel then has a piece and
+    `KernelContext.ring`."""
     flops: int | Callable[[Types, Types, AttrMap], int] | None = None
     """Floating-point operations on global tensors, or how many per element of the first input; None
     means one per output element."""
@@ -511,12 +517,21 @@ def _is_linear(definition: OpDef, inputs: Types, attrs: AttrMap) -> bool:
 
 @lru_cache(maxsize=16384)
 def mesh_signatures(
-    kind: str, inputs: Types, outputs: Types, attrs: Attrs, hierarchy: tuple[int, ...]
+    kind: str,
+    inputs: Types,
+    outputs: Types,
+    attrs: Attrs,
+    hierarchy: tuple[int, ...],
+    rings: bool = False,
 ) -> tuple[NdSignature, ...]:
-    """All legal signatures of an op on a mesh, in rule order."""
+    """All legal signatures of an op on a mesh, in rule order; last, with `rings`, those in which
+    inputs go round.
+    """
     definition = op_def(kind)
     per_axis = [axis_signatures(kind, inputs, outputs, attrs, parts) for parts in hierarchy]
     signatures = nd_signatures(per_axis, hierarchy)
+    if rings:
+        signatures += _rings(definition, inputs, outputs, per_axis, hierarchy)
     if definition.legal is None:
         return signatures
     named = definition.complete(dict(attrs))
@@ -525,6 +540,27 @@ def mesh_signatures(
         for signature in signatures
         if definition.legal(inputs, outputs, named, signature, hierarchy)
     )
+
+
+def _rings(
+    definition: OpDef,
+    inputs: Types,
+    outputs: Types,
+    per_axis: Sequence[tuple[Signature, ...]],
+    hierarchy: tuple[int, ...],
+    first: int = 0,
+) -> tuple[NdSignature, ...]:
+    """The signatures in which inputs go round along one of the mesh axes from `first` on."""
+    if definition.round is None:
+        return ()
+    split = definition.round.signature(inputs, outputs)
+    signatures: list[NdSignature] = []
+    for axis in range(first, len(hierarchy)):
+        if hierarchy[axis] > 1 and split is not None:
+            choices = list(per_axis)
+            choices[axis] = (split,)
+            signatures += nd_signatures(choices, hierarchy)
+    return tuple(signatures)
 
 
 @lru_cache(maxsize=16384)
@@ -545,6 +581,7 @@ def piece_signatures(
     per_axis = [axis_signatures(kind, inputs, outputs, attrs, parts) for parts in hierarchy]
     whole = (microbatches, *hierarchy)
     signatures = nd_signatures([(over,), *per_axis], whole)
+    signatures += _rings(definition, inputs, outputs, [(over,), *per_axis], whole, first=1)
     if definition.legal is not None:
         named = definition.complete(dict(attrs))
         signatures = tuple(

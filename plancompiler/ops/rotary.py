@@ -21,6 +21,7 @@ from plancompiler.ops.registry import (
     apply,
     define_op,
 )
+from plancompiler.ops.zigzag import positions_of
 
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
@@ -42,11 +43,12 @@ def _turns(
 ) -> tuple[Array, Array]:
     """Cosines and sines [positions, width / 2] of the positions held here."""
     start, stop = context.input_regions[0][-2]
+    length = context.input_shapes[0][-2]
 
     def turned() -> tuple[Array, Array]:
         attrs = context.attrs
         offset = attrs["offset"] + (position or 0)
-        positions = np.arange(start + offset, stop + offset, dtype=np.float64)
+        positions = positions_of(attrs["zigzag"], length, (start, stop)) + float(offset)
         rates = attrs["base"] ** (np.arange(0, width, 2) / -max(width, 1))
         angles = np.outer(positions, rates)
         sines = np.sin(angles) * (-1.0 if attrs["inverse"] else 1.0)
@@ -99,6 +101,7 @@ define_op(
         Int("offset", 0),
         Bool("interleaved", False),
         Bool("inverse", False),
+        Int("zigzag", 0, least=0),
     ),
     kernel=in_float32(contiguous(_kernel)),
     gradient=_gradient,
@@ -108,6 +111,6 @@ define_op(
     precision="following",
     doc="x [..., t, d]: pair i of features at position p turned by p * base ** (-2 i / d). "
     "Pairs are feature i and i + d / 2, or neighbours where `interleaved`; positions count "
-    "from `offset`, plus a second input, a whole number. `inverse` turns back, which is the "
-    "gradient.",
+    "from `offset`, plus a second input, a whole number; with `zigzag` the "
+    "sequence is in zigzag order of so many pieces. `inverse` turns back, which is the gradient.",
 )

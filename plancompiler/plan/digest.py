@@ -16,7 +16,7 @@ from itertools import islice
 
 from plancompiler.errors import DigestMismatchError, MixedKernelsError
 from plancompiler.ir.task import family_of, format_id, rank_of
-from plancompiler.plan.plan import CollectiveSpec, Plan, RegisterDesc, RemoteRegister
+from plancompiler.plan.plan import Plan, RegisterDesc, RemoteRegister, communicator_of
 from plancompiler.plan.text import format_plan, format_shape
 
 _HINT = "all ranks must compile the same job with the same version"
@@ -99,8 +99,9 @@ def collective_orders(plan: Plan) -> dict[int, tuple[tuple[int, int], ...]]:
     """
     families: dict[int, dict[int, list[int]]] = {}
     for task in plan.tasks:
-        if isinstance(task.spec, CollectiveSpec):
-            by_segment = families.setdefault(task.spec.communicator, {})
+        used = communicator_of(task.spec)
+        if used is not None:
+            by_segment = families.setdefault(used, {})
             by_segment.setdefault(task.segment, []).append(family_of(task.id))
     return {
         communicator: tuple(

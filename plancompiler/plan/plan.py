@@ -7,6 +7,7 @@ communicators, variables and outputs. Ids are those of `plancompiler.ir.task`.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -141,6 +142,12 @@ class ComputeSpec:
     """Per input, the axis along which micro-batches are its pieces, -1 for the whole; empty where
     the task runs once per step on whole tensors."""
     output_pieces: tuple[int, ...] = ()
+    communicator: int = -1
+    """Index into the plan's communicators of the ring in which inputs go round (`ops.ring`); -1
+    where none do."""
+    lanes: int = 0
+    """How many of the outputs, the last ones, are no results of the op but the memory of what goes
+    round; peers read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +205,24 @@ class SliceSpec:
 
 
 TaskSpec = ComputeSpec | CollectiveSpec | CopySpec | SliceSpec | None
+
+
+def communicator_of(spec: TaskSpec) -> int | None:
+    """Index of the communicator whose members run a task together; None for other tasks."""
+    if isinstance(spec, CollectiveSpec):
+        return spec.communicator
+    if isinstance(spec, ComputeSpec) and spec.lanes:
+        return spec.communicator
+    return None
+
+
+def exchanged(spec: TaskSpec, inputs: Sequence[int], outputs: Sequence[int]) -> tuple[int, ...]:
+    """Those of the registers of a task that its communicator's members may read."""
+    if isinstance(spec, CollectiveSpec):
+        return (*inputs, *outputs)
+    if isinstance(spec, ComputeSpec) and spec.lanes:
+        return tuple(outputs[-spec.lanes :])
+    return ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,17 @@ from plancompiler.errors import DeadlockError
 from plancompiler.ir.task import CROSSING, family_of, format_id, rank_of
 from plancompiler.plan.digest import collective_orders
 from plancompiler.plan.index import PlanIndex, format_ids
-from plancompiler.plan.plan import CollectiveSpec, Group, Plan, RegisterDesc, RemoteRegister, Task
+from plancompiler.plan.plan import (
+    CollectiveSpec,
+    ComputeSpec,
+    Group,
+    Plan,
+    RegisterDesc,
+    RemoteRegister,
+    Task,
+    communicator_of,
+    exchanged,
+)
 from plancompiler.plan.rules_tasks import collective_extents
 from plancompiler.plan.text import format_shape
 
@@ -219,8 +229,9 @@ def _family(index: PlansIndex, rank: int, group: Group, families: tuple[int, ...
 def _collectives(one: PlanIndex) -> Iterator[tuple[Group, Task]]:
     """(group, task) per collective of a rank, in plan order."""
     for task in one.plan.tasks:
-        if isinstance(task.spec, CollectiveSpec):
-            yield one.plan.communicators[task.spec.communicator].group, task
+        used = communicator_of(task.spec)
+        if used is not None:
+            yield one.plan.communicators[used].group, task
 
 
 def check_launch_order(index: PlansIndex) -> None:
@@ -288,8 +299,9 @@ def _launches(plan: Plan) -> Iterator[_Launch]:
     """A rank's collectives over a step, on all streams, in plan order and that of its slots."""
     by_segment: dict[int, list[tuple[Group, int]]] = {}
     for task in plan.tasks:
-        if isinstance(task.spec, CollectiveSpec):
-            group = plan.communicators[task.spec.communicator].group
+        used = communicator_of(task.spec)
+        if used is not None:
+            group = plan.communicators[used].group
             by_segment.setdefault(task.segment, []).append((group, family_of(task.id)))
     for segment, microbatch in plan.slots:
         for group, family in by_segment.get(segment, ()):
@@ -317,6 +329,10 @@ def check_same_collectives(index: PlansIndex) -> None:
 def _collective_terms(one: PlanIndex, task: Task) -> str:
     spec = task.spec
     registers = one.plan.register_by_id
+    if isinstance(spec, ComputeSpec):
+        lanes = [registers[each] for each in exchanged(spec, task.inputs, task.outputs)]
+        passed = ", ".join(f"{each.dtype}{format_shape(each.shape)}" for each in lanes)
+        return f"{spec.kind} passing on {passed}"
     if not isinstance(spec, CollectiveSpec):
         return ""
     values = []
@@ -353,8 +369,9 @@ class StepGraph:
             count: dict[Group, int] = {}
             for task in one.plan.tasks:
                 node = len(self.members)
-                if isinstance(task.spec, CollectiveSpec):
-                    group = one.plan.communicators[task.spec.communicator].group
+                used = communicator_of(task.spec)
+                if used is not None:
+                    group = one.plan.communicators[used].group
                     number = count[group] = count.get(group, -1) + 1
                     node = collective_nodes.setdefault((group, number), node)
                 if node == len(self.members):

@@ -29,7 +29,7 @@ from plancompiler.errors import DeadlockError
 from plancompiler.ir.pipeline import Segment, Slot
 from plancompiler.ir.task import rank_of
 from plancompiler.plan.index import PlanIndex
-from plancompiler.plan.plan import CollectiveSpec, Group, RegisterDesc
+from plancompiler.plan.plan import Group, RegisterDesc, communicator_of
 from plancompiler.plan.rules_ranks import PlansIndex
 
 
@@ -315,8 +315,8 @@ def step_model(index: PlansIndex) -> StepModel:
     for rank, one in ranks.items():
         count: dict[int, int] = {}
         for task in one.plan.tasks:
-            if isinstance(task.spec, CollectiveSpec):
-                group = task.spec.communicator
+            group = communicator_of(task.spec)
+            if group is not None:
                 count[group] = count.get(group, -1) + 1
                 here = number[rank, task.segment]
                 key = one.plan.communicators[group].group, count[group]

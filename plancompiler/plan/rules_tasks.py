@@ -17,6 +17,7 @@ from plancompiler.plan.plan import (
     RegisterDesc,
     SliceSpec,
     Task,
+    communicator_of,
 )
 from plancompiler.plan.text import format_region, format_shape
 
@@ -112,24 +113,25 @@ def check_communicators(index: PlanIndex) -> None:
     groups: set[Group] = set()
     families: list[list[int]] = [[] for _ in plan.communicators]
     for task in plan.tasks:
-        if not isinstance(task.spec, CollectiveSpec):
+        used = communicator_of(task.spec)
+        if used is None:
             continue
-        if not 0 <= task.spec.communicator < len(families):
+        if not 0 <= used < len(families):
             raise index.broken(
                 f"{task.name!r} uses a communicator that does not exist",
                 task,
-                got=f"communicator {task.spec.communicator}",
+                got=f"communicator {used}",
                 expected=f"one of {len(families)}",
             )
-        families[task.spec.communicator].append(family_of(task.id))
-        expected = plan.communicators[task.spec.communicator].stream
+        families[used].append(family_of(task.id))
+        expected = plan.communicators[used].stream
         if task.stream is not expected:
             raise index.broken(
                 f"{task.name!r} is on another stream than its communicator",
                 task,
                 got=f"stream {task.stream}",
                 expected=f"stream {expected}, on which all collectives of communicator "
-                f"{task.spec.communicator} are",
+                f"{used} are",
             )
     for number, communicator in enumerate(plan.communicators):
         ranks, group = communicator.ranks, communicator.group

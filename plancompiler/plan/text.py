@@ -223,7 +223,8 @@ class _PlanText:
         if spec is None:
             return ""
         if isinstance(spec, ComputeSpec):
-            return f" = {spec.kind}{self.attrs(spec.attrs)}"
+            ring = f" on communicator {spec.communicator}" if spec.lanes else ""
+            return f" = {spec.kind}{self.attrs(spec.attrs)}{ring}"
         if isinstance(spec, CopySpec):
             return f" = read {self.region(spec.region)}"
         if isinstance(spec, SliceSpec):

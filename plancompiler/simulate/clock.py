@@ -16,7 +16,7 @@ from plancompiler.errors import DeadlockError, UsageError
 from plancompiler.executor.actor import ARRIVED, Notice, RankActors
 from plancompiler.executor.actor_loader import load_actors
 from plancompiler.ir.task import family_of, format_id
-from plancompiler.plan.plan import CollectiveSpec, Plan, Task
+from plancompiler.plan.plan import Plan, Task, communicator_of
 from plancompiler.simulate.cost import Cost, Latency, no_latency
 from plancompiler.simulate.simulation import Action, Simulation
 
@@ -137,10 +137,11 @@ class _EventLoop:
             return
         self._acting.add(place)
         task = self._head(place)
-        if not isinstance(task.spec, CollectiveSpec):
+        used = communicator_of(task.spec)
+        if used is None:
             self._begin((place,))
             return
-        members = self._plans[place.rank].communicators[task.spec.communicator].ranks
+        members = self._plans[place.rank].communicators[used].ranks
         collective = _CollectiveRun(family_of(task.id), actor.version, members)
         arrived = self._arrived.setdefault(collective, [])
         arrived.append(place)

@@ -12,6 +12,7 @@ from plancompiler.frontend.functions.elementwise import where
 from plancompiler.frontend.functions.linear import matmul
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir import AttrValue, DType
+from plancompiler.ir.operators import normalize_axes
 from plancompiler.ops.attention import default_scale
 from plancompiler.ops.registry import apply, apply_one, apply_source
 
@@ -21,6 +22,8 @@ __all__ = [
     "rotary_embedding",
     "scaled_dot_product_attention",
     "swiglu",
+    "unzigzag",
+    "zigzag",
 ]
 
 
@@ -36,6 +39,7 @@ def scaled_dot_product_attention(
     dropout: float = 0.0,
     dropout_key: int | None = None,
     *,
+    zigzag: int = 0,
     generator: Any = None,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -50,11 +54,20 @@ def scaled_dot_product_attention(
     `pc.dropout` with that key has for them. Scores are made in tiles, so memory grows with the
     sequence, not with its square (T. Dao et al., 2022). Batch, heads of keys and queries split over
     devices.
+
+    Where queries, keys and values are all split along the sequence, no device gets all keys and
+    values: blocks of them go round the ring of devices, and results are joined as blocks arrive (H.
+    Liu, M. Zaharia, P. Abbeel, "Ring Attention with Blockwise Transformers", 2023). The compiler
+    compares that with gathering them. In causal attention the devices of the first positions would
+    have little to do: with `zigzag=n` the sequence is taken to be in the order that `pc.zigzag`
+    gives it for n devices, in which all have the same work.
     """
     inputs = [query, key, value]
     if mask is not None:
         inputs.append(mask.reshape((1,) * (4 - mask.ndim) + mask.shape) if mask.ndim < 4 else mask)
     attrs: dict[str, AttrValue] = {"causal": causal, "scale": _scale(query, scale)}
+    if zigzag:
+        attrs["zigzag"] = zigzag
     if dropout:
         attrs.update(dropout=float(dropout), key=key_of(dropout_key))
     attended: Tensor = apply("attention", *inputs, **attrs)[0]
@@ -96,6 +109,7 @@ def rotary_embedding(
     interleaved: bool = False,
     position: Tensor | None = None,
     *,
+    zigzag: int = 0,
     out: Tensor | None = None,
 ) -> Tensor:
     """Pairs of features of x [..., t, d] turned by position * base ** (-2 i / d) (J. Su et al.,
@@ -103,12 +117,40 @@ def rotary_embedding(
 
     Positions count from `offset` along the axis before the last, over the whole tensor where it is
     split; `position`, a whole number as a scalar tensor, is added to them. Pairs are features i and
-    i + d / 2, or neighbours where `interleaved`.
+    i + d / 2, or neighbours where `interleaved`. With `zigzag=n` the sequence is in the order that
+    `pc.zigzag` gives it.
     """
     more = () if position is None else (position,)
-    return apply_one(
-        "rotary_embedding", x, *more, base=float(base), offset=offset, interleaved=interleaved
-    )
+    attrs: dict[str, AttrValue] = {"base": float(base), "offset": offset}
+    attrs["interleaved"] = interleaved
+    if zigzag:
+        attrs["zigzag"] = zigzag
+    return apply_one("rotary_embedding", x, *more, **attrs)
+
+
+@takes_out
+def zigzag(x: Tensor, axis: int, pieces: int, *, out: Tensor | None = None) -> Tensor:
+    """A tensor with a sequence, along `axis`, in the order in which causal attention of `pieces`
+    devices gives each of them the same work.
+
+    Positions are cut into 2n parts for n pieces; piece i holds parts i and 2n - 1 - i. Tokens,
+    labels and positions are put in this order; what looks at positions is told: attention and
+    `rotary_embedding` with `zigzag=n`. `unzigzag` is the inverse.
+    """
+    return _in_order(x, axis, pieces, inverse=False)
+
+
+@takes_out
+def unzigzag(x: Tensor, axis: int, pieces: int, *, out: Tensor | None = None) -> Tensor:
+    """The inverse of `zigzag`: the sequence in its own order."""
+    return _in_order(x, axis, pieces, inverse=True)
+
+
+def _in_order(x: Tensor, axis: int, pieces: int, inverse: bool) -> Tensor:
+    (at,) = normalize_axes(axis, x.ndim)
+    count = x.shape[at]
+    order = apply_source(x, "zigzag_order", count=count, pieces=pieces, inverse=inverse)
+    return apply_one("index_select", x, order, axis=at)
 
 
 @takes_out
