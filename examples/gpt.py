@@ -1,12 +1,14 @@
-"""A byte-level GPT on real text, with data, tensor and pipeline parallelism.
+"""A byte-level GPT on real text, with data, context, tensor and pipeline parallelism.
 
     plancompiler run examples/gpt.py -D dp=2 -D tp=2 --ranks 4 --steps 300
     python examples/gpt.py train --steps 300 --save checkpoint
     python examples/gpt.py sample --restore checkpoint --prompt "The for statement"
 
 The text is Python's own documentation (`pydoc_data.topics`) unless `-D text=FILE` names another.
-The mesh has `dp` times `tp` ranks for each of `pp` pipeline stages, whose layers are dealt in
-`chunks` runs per stage where the schedule is interleaved. The batch is global, so the losses do not
+The mesh has `dp` times `cp` times `tp` ranks for each of `pp` pipeline stages, whose layers are
+dealt in `chunks` runs per stage where the schedule is interleaved. With `cp` sequences are split,
+too: attention passes keys and values round (context parallelism), in an order that gives all ranks
+the same work. The batch is global, so the losses do not
 depend on the layout. The presets gpt2 and gpt3-175b are there to be compiled. With
 `-D device=cuda` every rank runs on a GPU.
 """
@@ -63,6 +65,7 @@ class GPT(pc.nn.Module):
     ) -> None:
         rows = {"weight": BY_OUTPUT} if split_vocabulary else {}
         std = 0.02
+        self.pieces = pieces_of(stages[0])
         chunks = len(stages) * chunks
         self.stages = [
             stages[layer * chunks // config.layers % len(stages)] for layer in range(config.layers)
@@ -76,21 +79,24 @@ class GPT(pc.nn.Module):
                 dropout,
                 std=std,
                 projection_std=std / math.sqrt(2 * config.layers),
+                zigzag=self.pieces,
             )
             for _ in range(config.layers)
         )
         self.norm = pc.nn.LayerNorm(config.dim)
         self.head = pc.nn.Linear(config.dim, config.vocabulary, bias=False, std=std)
-        self.token.place(stages[0], rows)
+        self.token.place(stages[0], on_mesh(stages[0], rows))
         self.position.place(stages[0])
         for block, stage in zip(self.blocks, self.stages, strict=True):
-            block.place(stage, TENSOR_PARALLEL)
+            block.place(stage, on_mesh(stage, TENSOR_PARALLEL))
         self.norm.place(stages[-1])
-        self.head.place(stages[-1], rows)
+        self.head.place(stages[-1], on_mesh(stages[-1], rows))
 
     def forward(self, tokens: pc.Value) -> pc.Value:
-        """Tokens [batch, length] to logits [batch, length, vocabulary]."""
-        x = self.token(tokens) + self.position.value
+        """Tokens [batch, length] to logits [batch, length, vocabulary], both in zigzag order where
+        sequences are split.
+        """
+        x = self.token(tokens) + balanced(self.position.value, 0, self.pieces)
         for block, stage in zip(self.blocks, self.stages, strict=True):
             x = block(x.redistribute(placement=stage))
         return self.head(self.norm(x))
@@ -113,11 +119,29 @@ TENSOR_PARALLEL = {
 }
 
 
+def on_mesh(mesh: pc.Placement, layouts: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Layouts for (dp, tp) on a mesh that may have an axis for parts of sequences between."""
+    if mesh.ndim == 2:
+        return layouts
+    return {name: [first, "B", last] for name, (first, last) in layouts.items()}
+
+
+def pieces_of(mesh: pc.Placement) -> int:
+    """In how many pieces sequences are split; 0 where they are not."""
+    return mesh.hierarchy[1] if mesh.ndim == 3 else 0
+
+
+def balanced(x: pc.Value, axis: int, pieces: int) -> pc.Value:
+    """A sequence in the order that gives all ranks the same work in causal attention."""
+    return pc.zigzag(x, axis, pieces) if pieces else x
+
+
 def build(
     preset: str = "tiny",
     dp: int | None = None,
     tp: int = 1,
     pp: int = 1,
+    cp: int = 1,
     ranks: int | None = None,
     layers: int | None = None,
     dim: int | None = None,
@@ -149,6 +173,7 @@ def build(
 ) -> pc.Job:
     """The training job. `batch` is the number of sequences of all ranks together; `total` is the
     number of steps over which the learning rate decays. Without `dp`, it is what `ranks` leaves.
+    With `cp` each sequence is split over so many ranks.
     `chunks` is for the interleaved schedule: runs of layers per stage. With `split_vocabulary` the
     rows of the embedding and of the output layer are split over `tp`. The others from `zero` on
     are settings of pc.Config; `passes` is a list with commas.
@@ -181,10 +206,10 @@ def build(
     if isinstance(lr, bool) or not isinstance(lr, (int, float)) or not lr > 0:
         raise pc.UsageError("lr must be a positive number", got=repr(lr))
     positive("total", total)
-    stages = stage_meshes(config, dp, tp, pp, ranks, device)
+    stages = stage_meshes(config, dp, cp, tp, pp, ranks, device)
     check_chunks(config, pp, chunks, schedule)
     path = text_file(text)
-    data_sbp = ["S(0)", "B"]
+    data_sbp = ["S(0)", *["B"] * (stages[0].ndim - 1)]
 
     def batches(stage: pc.Placement) -> pc.data.TokenFile:
         return pc.data.TokenFile(
@@ -201,8 +226,14 @@ def build(
         model = GPT(config, stages, dropout, chunks, split_vocabulary)
         # The first stage needs the tokens, the last the targets; what a batch holds depends on the
         # seed and the step alone, so both read the file themselves.
-        logits = model(batches(stages[0]).tokens)
-        loss = pc.cross_entropy(logits, batches(stages[-1]).targets, ignore_index=None)
+        tokens, targets = batches(stages[0]).tokens, batches(stages[-1]).targets
+        if cp > 1:
+            # They are put in order whole, as they are small, and split then.
+            split = ["S(0)", "S(1)", "B"]
+            tokens = balanced(tokens, 1, cp).redistribute(sbp=split)
+            targets = balanced(targets, 1, cp).redistribute(sbp=split)
+        logits = model(tokens)
+        loss = pc.cross_entropy(logits, targets, ignore_index=None)
         rate = pc.optim.cosine(lr, warmup=min(20, total - 1), total=total, final=lr / 10)
         pc.optim.AdamW(rate, betas=(0.9, 0.95), weight_decay=0.01).minimize(loss)
         pc.output("loss", loss)
@@ -227,30 +258,27 @@ def configured(preset: str, **changes: int | None) -> Config:
 
 
 def stage_meshes(
-    config: Config, dp: int | None, tp: int, pp: int, ranks: int | None, device: str
+    config: Config, dp: int | None, cp: int, tp: int, pp: int, ranks: int | None, device: str
 ) -> list[pc.Placement]:
-    """One (dp, tp) mesh per pipeline stage, over consecutive ranks."""
+    """One (dp, tp) mesh per pipeline stage, over consecutive ranks; with `cp` (dp, cp, tp)."""
+    positive("cp", cp)
     positive("tp", tp)
     positive("pp", pp)
     if dp is None:
-        dp = 1 if ranks is None else max(1, ranks // (tp * pp))
+        dp = 1 if ranks is None else max(1, ranks // (cp * tp * pp))
     positive("dp", dp)
-    if ranks is not None and dp * tp * pp != ranks:
+    if ranks is not None and dp * cp * tp * pp != ranks:
         raise pc.UsageError(
-            "dp * tp * pp must be the number of ranks",
-            got=f"{dp} * {tp} * {pp} = {dp * tp * pp} with {ranks} ranks",
+            "dp * cp * tp * pp must be the number of ranks",
+            got=f"{dp} * {cp} * {tp} * {pp} = {dp * cp * tp * pp} with {ranks} ranks",
         )
     if pp > config.layers:
         raise pc.UsageError(
             "a pipeline stage needs at least one layer", got=f"pp={pp}, {config.layers} layers"
         )
-    size = dp * tp
-    return [
-        pc.Placement(
-            device, np.arange(stage * size, (stage + 1) * size).reshape(dp, tp), ("dp", "tp")
-        )
-        for stage in range(pp)
-    ]
+    shape, axes = ((dp, tp), ("dp", "tp")) if cp == 1 else ((dp, cp, tp), ("dp", "cp", "tp"))
+    ranks_of = np.arange(pp * dp * cp * tp).reshape(pp, *shape)
+    return [pc.Placement(device, ranks_of[stage], axes) for stage in range(pp)]
 
 
 def check_chunks(config: Config, pp: int, chunks: int, schedule: str) -> None:
@@ -371,7 +399,7 @@ def main() -> int:
     training.add_argument("--save", type=Path, help="directory for the trained variables")
     training.add_argument("--text", help="file to train on")
     training.add_argument("--device", default="cpu", help="cpu or cuda")
-    for name in ("dp", "tp", "pp"):
+    for name in ("dp", "cp", "tp", "pp"):
         training.add_argument(f"--{name}", type=int, default=1)
     sampling = commands.add_parser("sample", help="write text with a trained model")
     sampling.add_argument("--restore", type=Path, required=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -348,7 +348,17 @@ def has_no_work(definition: OpDef, inputs: Rows, outputs: Rows) -> bool:
     )
 
 
-def in_ring(ring: PlanRing, work: Run) -> Run:
+class BoundRing(Protocol):
+    """The ring of a task, told when the task runs."""
+
+    def begin(self, version: int) -> None:
+        """Before a run of the task, of this number."""
+
+    def end(self) -> None:
+        """After it."""
+
+
+def in_ring(ring: BoundRing, work: Callable[[int], object]) -> Run:
     """The callable of an op of which inputs go round."""
 
     def run(version: int) -> None:

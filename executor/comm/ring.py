@@ -67,9 +67,7 @@ class PlanRing:
         self._group.barrier(f"{self._label}, leaving")
 
 
-def _slots_of(
-    plan: Plan, task: Task, link: Link, rank: int, register: int
-) -> tuple[Array, ...]:
+def _slots_of(plan: Plan, task: Task, link: Link, rank: int, register: int) -> tuple[Array, ...]:
     fields = unpack_id(register)
     theirs = pack_register_id(rank, fields.family, fields.lane, fields.slot)
     slots = link.peer_slots(rank, theirs)

@@ -28,12 +28,14 @@ from plancompiler.executor.cuda.interface import (
 )
 from plancompiler.executor.cuda.memory import DeviceMemory, pinned_like
 from plancompiler.executor.cuda.order import LaunchOrder
+from plancompiler.executor.cuda.ring import DeviceRing
 from plancompiler.executor.memory import Array
 from plancompiler.executor.task import (
     OnOutput,
     Run,
     TaskBinder,
     has_no_work,
+    in_ring,
     microbatch_run,
 )
 from plancompiler.ir.shard import Region, region_index
@@ -44,6 +46,7 @@ from plancompiler.plan.plan import (
     ComputeSpec,
     SliceSpec,
     Task,
+    exchanged,
 )
 
 Launcher = Callable[[int], object]
@@ -226,7 +229,7 @@ class DeviceBinder(TaskBinder):
     def _compute(self, task: Task, spec: ComputeSpec) -> Launcher | None:
         definition = op_def(spec.kind)
         inputs, outputs = self._operands(task)
-        if has_no_work(definition, inputs, outputs):
+        if not spec.lanes and has_no_work(definition, inputs, outputs):
             return None
         registers = self._plan.register_by_id
         kernel = self._device.kernel(
@@ -234,7 +237,21 @@ class DeviceBinder(TaskBinder):
         )
         if self.adapt is not None:
             kernel = self.adapt(spec, kernel)
-        return self._run_kernel(task, spec, kernel, self._device.arrays, inputs, outputs)
+        arrays = self._device.arrays
+        if not spec.lanes:
+            return self._run_kernel(task, spec, kernel, arrays, inputs, outputs)
+        ring = self._ring(task, spec)
+        return in_ring(ring, self._run_kernel(task, spec, kernel, arrays, inputs, outputs, ring))
+
+    def _ring(self, task: Task, spec: ComputeSpec) -> DeviceRing:
+        ranks = self._plan.communicators[spec.communicator].ranks
+        return DeviceRing(
+            self._communicators[spec.communicator],
+            self._stream(task),
+            ranks.index(self._plan.rank),
+            len(ranks),
+            [self._memory.slots(each) for each in exchanged(spec, task.inputs, task.outputs)],
+        )
 
     def _run_kernel(
         self,
@@ -244,9 +261,11 @@ class DeviceBinder(TaskBinder):
         arrays: Any,
         inputs: list[tuple[DeviceArray, ...]],
         outputs: list[tuple[DeviceArray, ...]],
+        ring: DeviceRing | None = None,
     ) -> Launcher:
         """A kernel on arrays by slot."""
         context, regions = self._context(spec, arrays), self._regions(spec)
+        context.ring = ring
         return microbatch_run(kernel, context, inputs, outputs, self._microbatches(task), regions)
 
     def _staged(self, task: Task, spec: ComputeSpec) -> Run | None:

@@ -28,7 +28,6 @@ from plancompiler.lower.memory import place_windows
 from plancompiler.ops.registry import op_def
 from plancompiler.plan.plan import (
     Block,
-    CollectiveSpec,
     Communicator,
     ComputeSpec,
     OutputDesc,

@@ -28,6 +28,7 @@ from plancompiler.ops.attention_blocks import (
     mask_part,
     parts_of,
     pull_back_in_blocks,
+    wide_dtype,
 )
 from plancompiler.ops.attention_formula import attention_formula, gradient_formula, mask_formula
 from plancompiler.ops.attention_tiles import Tiles, Window, causal_diagonal, window_of
@@ -139,8 +140,13 @@ def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         _whole(context, inputs, outputs)
 
 
+def _wide(inputs: Arrays) -> Arrays:
+    """Inputs of a block, halves as float32."""
+    return [array.astype(wide_dtype(array.dtype), copy=False) for array in inputs]
+
+
 def _block(context: KernelContext, window: Window, inputs: Arrays, outputs: Arrays) -> None:
-    query, key, value, *mask = inputs
+    query, key, value, *mask = _wide(inputs)
     attend(context, Tiles(context, query, key, window, mask), query, key, value, *outputs)
 
 
@@ -278,7 +284,7 @@ def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
 
 def _grad_block(context: KernelContext, window: Window, inputs: Arrays, outputs: Arrays) -> None:
     # dvalue = wᵀ dy, dquery = dscores key, dkey = dscoresᵀ query.
-    query, key, *_ = inputs
+    query, key, *_ = inputs = _wide(inputs)
     scale = context.attrs["scale"]
     tiles = Tiles(context, query, key, window, inputs[6:])
     dquery = tiles.fold(outputs[0])
@@ -317,9 +323,7 @@ def _mask_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -
         _mask_grad_block(context, window, given, mask_part(out, rows, columns))
 
 
-def _mask_grad_block(
-    context: KernelContext, window: Window, inputs: Arrays, total: Array
-) -> None:
+def _mask_grad_block(context: KernelContext, window: Window, inputs: Arrays, total: Array) -> None:
     """Add the gradient of a mask that some queries and keys have to `total`."""
     query, key, *_ = inputs
     tiles = Tiles(context, query, key, window, inputs[6:])

@@ -20,7 +20,8 @@ from plancompiler.ops.ring import Ring
 from plancompiler.ops.zigzag import runs_of
 
 BlockKernel = Callable[[KernelContext, Window, Arrays, Arrays], None]
-"""Attention, or its gradient, of some queries to the keys of a block."""
+"""Attention, or its gradient, of some queries to the keys of a block. Results of halves are asked
+for in float32."""
 
 
 def is_in_blocks(context: KernelContext) -> bool:
@@ -66,7 +67,7 @@ class _Blocks:
         """What there is to do with a block."""
         low, high = self.range_of(block)
         for keys in runs_of(self._order, self.keys, (low, high)):
-            columns = slice(keys.index, keys.index + keys.count)
+            columns = slice(keys.start, keys.start + keys.length)
             for queries in self._queries:
                 hidden, shift = 0, None
                 if self.diagonal is not None:
@@ -74,14 +75,14 @@ class _Blocks:
                     shift = queries.position + self.diagonal - keys.position
                     hidden = max(0, -shift)
                     shift = max(0, shift)
-                    if shift >= keys.count - 1:
+                    if shift >= keys.length - 1:
                         shift = None
-                if hidden < queries.count:
-                    first = queries.index + hidden
+                if hidden < queries.length:
+                    first = queries.start + hidden
                     yield _Part(
-                        slice(first, queries.index + queries.count),
+                        slice(first, queries.start + queries.length),
                         columns,
-                        Window(self.row[0] + first, low + keys.index, self.keys, shift),
+                        Window(self.row[0] + first, low + keys.start, self.keys, shift),
                     )
 
 
@@ -99,16 +100,12 @@ def attend_in_blocks(
     query, key, value, *mask = inputs
     result, normaliser = outputs
     blocks = _Blocks(context)
-    wide = _wide(query.dtype)
-    query = query.astype(wide, copy=False)
-    arrays = context.arrays
+    wide, arrays = wide_dtype(query.dtype), context.arrays
     total = arrays.zeros(result.shape, wide)
     level = arrays.full(normaliser.shape, -np.inf, normaliser.dtype)
     for block, key, value in _round(blocks, key, value):  # noqa: B020  # from own to last
         for rows, columns, window in blocks.parts(block):
-            given = _of(query, rows), *(
-                _of(each, columns).astype(wide, copy=False) for each in (key, value)
-            )
+            given = (_of(query, rows), *(_of(each, columns) for each in (key, value)))
             made = tuple(
                 arrays.empty((*each.shape[:2], rows.stop - rows.start, *each.shape[3:]), wide)
                 for each in outputs
@@ -139,8 +136,8 @@ def pull_back_in_blocks(
     """The gradients of queries, keys and values; `kernel` makes those of one block."""
     query, key, value, result, normaliser, passed, *mask = inputs
     blocks = _Blocks(context)
-    wide, arrays = _wide(query.dtype), context.arrays
-    by_query = [each.astype(wide, copy=False) for each in (query, result, normaliser, passed)]
+    wide, arrays = wide_dtype(query.dtype), context.arrays
+    by_query = (query, result, normaliser, passed)
     dquery = arrays.zeros(query.shape, wide)
 
     def pulled(block: int, key: Array, value: Array) -> tuple[Array, Array]:
@@ -148,7 +145,7 @@ def pull_back_in_blocks(
         sums = tuple(arrays.zeros(each.shape, wide) for each in (key, value))
         for rows, columns, window in blocks.parts(block):
             by_row = [_of(each, rows) for each in by_query]
-            by_column = [_of(each, columns).astype(wide, copy=False) for each in (key, value)]
+            by_column = [_of(each, columns) for each in (key, value)]
             given = (by_row[0], *by_column, *by_row[1:])
             made = tuple(arrays.empty(each.shape, wide) for each in given[:3])
             kernel(context, window, (*given, *_masks(mask, rows, window, columns)), made)
@@ -247,9 +244,14 @@ def _masks(mask: Arrays, rows: slice, window: Window, columns: slice) -> list[Ar
 def mask_part(mask: Array, rows: slice, keys: slice) -> Array:
     """Part of a mask, in which extents may be 1."""
     whole = slice(None)
-    part: Array = mask[:, :, rows if mask.shape[2] > 1 else whole, keys if mask.shape[3] > 1 else whole]
+    rows, keys = (
+        each if extent > 1 else whole
+        for each, extent in zip((rows, keys), mask.shape[2:], strict=True)
+    )
+    part: Array = mask[:, :, rows, keys]
     return part
 
 
-def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """In which results of blocks of arrays of this dtype are added up."""
     return np.dtype(np.float32) if dtype.itemsize == 2 else dtype

@@ -67,9 +67,7 @@ class Round:
         """The layouts in which inputs go round; None where there is nothing to split."""
         if any(tensor.shape[self.axis] < 2 for tensor in (*inputs[: max(self.inputs) + 1],)):
             return None
-        return Signature(
-            tuple(map(self._entry, inputs)), tuple(map(self._entry, outputs))
-        )
+        return Signature(tuple(map(self._entry, inputs)), tuple(map(self._entry, outputs)))
 
     def _entry(self, tensor: TensorType) -> Sbp:
         return Split(self.axis) if tensor.shape[self.axis] > 1 else BROADCAST

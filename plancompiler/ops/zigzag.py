@@ -21,10 +21,10 @@ from plancompiler.ops.registry import Array, Arrays, AttrMap, KernelContext, Typ
 class Run(NamedTuple):
     """Neighbours along a piece of a sequence whose positions are neighbours too."""
 
-    index: int
-    """Of the first, in the piece."""
+    start: int
+    """The place of the first in the piece."""
     position: int
-    count: int
+    length: int
 
 
 def runs_of(order: int, extent: int, piece: Range) -> list[Run]:
@@ -54,7 +54,7 @@ def runs_of(order: int, extent: int, piece: Range) -> list[Run]:
 def positions_of(order: int, extent: int, piece: Range) -> Array:
     """The position of each element of a piece: int64."""
     runs = runs_of(order, extent, piece)
-    parts = [np.arange(run.position, run.position + run.count) for run in runs]
+    parts = [np.arange(run.position, run.position + run.length) for run in runs]
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 

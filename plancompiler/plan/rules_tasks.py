@@ -130,8 +130,7 @@ def check_communicators(index: PlanIndex) -> None:
                 f"{task.name!r} is on another stream than its communicator",
                 task,
                 got=f"stream {task.stream}",
-                expected=f"stream {expected}, on which all collectives of communicator "
-                f"{used} are",
+                expected=f"stream {expected}, on which all collectives of communicator {used} are",
             )
     for number, communicator in enumerate(plan.communicators):
         ranks, group = communicator.ranks, communicator.group

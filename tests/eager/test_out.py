@@ -206,6 +206,7 @@ CALLS = {
     "scaled_dot_product_attention": lambda m: call(
         *(m.real(2, 2, 5, 4) for _ in range(3)), dropout=0.5
     ),
+    **each("zigzag unzigzag", lambda m: call(m.real(4, 6), 0, 2)),
     **each(
         "linalg.inv linalg.det linalg.slogdet linalg.logdet linalg.pinv linalg.qr linalg.svd "
         "linalg.svdvals linalg.lu_factor linalg.lu linalg.matrix_exp linalg.matrix_norm "

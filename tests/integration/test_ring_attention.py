@@ -10,9 +10,13 @@ import pytest
 
 import plancompiler as pc
 from plancompiler.eager import spawn
+from plancompiler.executor.local_run import LocalWorld
 from plancompiler.ir.shard import balanced_range
 from plancompiler.lower.compile import MODES, compile_plans
-from plancompiler.plan.plan import ComputeSpec
+from plancompiler.plan.plan import CollectiveSpec, ComputeSpec
+from tests.examples import gpt
+from tests.executor.cuda.jobs import moved
+from tests.executor.cuda.test_runs import devices_of
 
 RANKS = 4
 LINE = pc.Placement("cpu", list(range(RANKS)))
@@ -191,6 +195,18 @@ def job_of_all() -> pc.Job:
     return job
 
 
+def feeds_of() -> dict[str, np.ndarray]:
+    return {
+        f"{name}{number}": array
+        for number, case in enumerate(CASES)
+        for name, array in zip("qkvm", arrays_of(case), strict=False)
+    }
+
+
+def named(outputs) -> list[list[np.ndarray]]:
+    return [[outputs[f"{name}{number}"] for name in "yabc"] for number, _ in enumerate(CASES)]
+
+
 @pytest.mark.processes
 def test_a_job_gives_the_same_in_all_modes(whole):
     job = job_of_all()
@@ -202,14 +218,39 @@ def test_a_job_gives_the_same_in_all_modes(whole):
         if isinstance(task.spec, ComputeSpec) and task.spec.lanes
     ]
     assert len(rings) == 2 * len(CASES)
-    feeds = {
-        f"{name}{number}": array
-        for number, case in enumerate(CASES)
-        for name, array in zip("qkvm", arrays_of(case), strict=False)
-    }
     for backend in ("threads", "processes"):
         with pc.run(job, ranks=RANKS, backend=backend) as session:
             for _ in range(2):
-                outputs = session.step(**feeds)
-        got = [[outputs[f"{name}{number}"] for name in "yabc"] for number, _ in enumerate(CASES)]
-        assert_same(got, whole)
+                outputs = session.step(**feeds_of())
+        assert_same(named(outputs), whole)
+
+
+def test_devices_pass_on_what_hosts_do(whole):
+    job = job_of_all()
+    devices = devices_of(range(RANKS))
+    plans = compile_plans(moved(job), RANKS).plans
+    with LocalWorld(plans, devices=devices, deadline=60) as world:
+        outputs = world.step(feeds_of())
+    assert_same(named(outputs), whole)
+    for device in devices.values():
+        device.close()
+
+
+def test_a_model_with_split_sequences_learns_as_on_one_rank():
+    def losses(job: pc.Job) -> list[float]:
+        with pc.run(job, ranks=job.world_size, cache=False) as session:
+            return [float(outputs["loss"]) for outputs in session.run(3)]
+
+    alone = losses(gpt(length=17))
+    for layout in ({"cp": 3}, {"cp": 2, "tp": 2}):
+        job = gpt(length=17, dp=1, **layout)
+        np.testing.assert_allclose(losses(job), alone, rtol=1e-5)
+        plan = compile_plans(job, job.world_size).plans[0]
+        rings = [task.spec.kind for task in plan.tasks if getattr(task.spec, "lanes", 0)]
+        assert rings == ["attention"] * 2 + ["attention_grad"] * 2
+        shapes = [
+            plan.register_by_id[task.outputs[0]].shape
+            for task in plan.tasks
+            if isinstance(task.spec, CollectiveSpec)
+        ]
+        assert max(map(len, shapes)) < 4  # neither keys nor values

@@ -127,6 +127,8 @@ def _sources(make: Maker) -> list[Sample]:
         Sample("eye", (), {"rows": 3, "columns": 4, "offset": -1, "dtype": "int64"}),
         Sample("arange", (), {**counted, "dtype": "int32"}),
         Sample("arange", (), {**counted, "step": 0.3, "dtype": "float64"}),
+        Sample("zigzag_order", (), {"count": 7, "pieces": 2}),
+        Sample("zigzag_order", (), {"count": 5, "pieces": 3, "inverse": True}),
         Sample("linspace", (), {"start": -1.0, "stop": 2.0, "count": 7, "dtype": "float64"}),
         Sample("linspace", (), {"start": 5.0, "stop": 2.0, "count": 1, "dtype": "float32"}),
         Sample("uniform", (), {**drawn, "low": -1.0, "high": 3.0}),

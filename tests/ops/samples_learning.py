@@ -123,6 +123,7 @@ def _positions_and_gates(make: Maker) -> list[Sample]:
         Sample("rotary_embedding", (real(2, 5, 4),), {"base": 100.0}),
         Sample("rotary_embedding", (real(3, 6),), {"base": 10.0, "offset": 7, "interleaved": True}),
         Sample("rotary_embedding", (real(2, 2, 3, 2),), {"base": 10.0, "inverse": True}),
+        Sample("rotary_embedding", (real(2, 7, 2),), {"base": 10.0, "zigzag": 2, "offset": 1}),
     ]
     for shape in ((5, 3), ()):
         samples.append(Sample("swiglu", (real(*shape), real(*shape))))

@@ -18,6 +18,7 @@ MASKED: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None, di
     ((2, 2, 3, 2), (2, 2, 5, 2), (2, 1, 1, 5), {}),
     ((3, 4, 2, 2), (3, 2, 3, 2), (1, 4, 2, 1), {"dropout": 0.3, "key": 4}),
     ((2, 2, 5, 2), (2, 2, 5, 2), None, {"dropout": 0.4, "key": 3, "causal": True}),
+    ((2, 2, 5, 2), (2, 1, 5, 2), (1, 2, 5, 5), {"causal": True, "zigzag": 2}),
 )
 
 

@@ -20,7 +20,12 @@ from plancompiler.executor.cuda.kernels.products import product
 from plancompiler.executor.cuda.kernels.transformer import TRANSFORMER_KERNELS
 from plancompiler.executor.cuda.kernels.updates import UPDATE_KERNELS
 from plancompiler.ops import random
-from plancompiler.ops.attention_tiles import causal_diagonal
+from plancompiler.ops.attention_blocks import (
+    attend_in_blocks,
+    is_in_blocks,
+    pull_back_in_blocks,
+)
+from plancompiler.ops.attention_tiles import Window, window_of
 from plancompiler.ops.dropout import kept_in_rows, stream_of
 from plancompiler.ops.kernel import (
     contiguous,
@@ -31,6 +36,7 @@ from plancompiler.ops.kernel import (
     scratch,
 )
 from plancompiler.ops.registry import Kernel, KernelContext, op_def
+from plancompiler.ops.zigzag import positions_of
 
 Array = Any
 Arrays = Sequence[Array]
@@ -198,16 +204,9 @@ def _dropout(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
 # --- attention ------------------------------------------------------------------------------------
 
 
-def _folded(context: KernelContext, query: Array, key: Array) -> tuple[int, int, int | None]:
-    """Pairs of batch and heads of keys, heads of queries for each, and how far queries see: query i
-    the keys up to i + this, all where it is None.
-    """
-    pairs = key.shape[0] * key.shape[1]
-    heads = query.shape[1] // key.shape[1]
-    diagonal = causal_diagonal(context.attrs, context.input_shapes[0][2], key.shape[2])
-    if diagonal is None:
-        return pairs, heads, None
-    return pairs, heads, diagonal + context.input_regions[0][2][0]
+def _folded(query: Array, key: Array) -> tuple[int, int]:
+    """Pairs of batch and heads of keys, and heads of queries for each."""
+    return key.shape[0] * key.shape[1], query.shape[1] // key.shape[1]
 
 
 def _scores(
@@ -242,18 +241,20 @@ def _scores(
     return scores
 
 
-def _kept(context: KernelContext, rows: slice, heads: int, keys: int) -> Array:
+def _kept(context: KernelContext, window: Window, rows: slice, heads: int, keys: int) -> Array:
     """What the weights [pairs, heads * rows, keys] of some queries are multiplied with: 0, or what
     makes up for those that are dropped; 1 without dropout.
     """
     rate = context.attrs["dropout"]
     if not rate:
         return 1.0
-    (batch, batches), (head, stop), (row, _) = context.input_regions[0][:3]
+    (batch, batches), (head, stop) = context.input_regions[0][:2]
+    row, column, width, _ = window
     _, whole, length, _ = context.input_shapes[0]
     count = np.arange(batch, batches)[:, None] * whole + np.arange(head, stop)
     number = count[..., None] * length + np.arange(row + rows.start, row + rows.stop)
-    kept = kept_in_rows(context, number.reshape(-1), keys, (0, keys), *stream_of(context, rate))
+    place = column, column + keys
+    kept = kept_in_rows(context, number.reshape(-1), width, place, *stream_of(context, rate))
     return kept.reshape(-1, heads * (rows.stop - rows.start), keys) / (1 - rate)
 
 
@@ -267,9 +268,24 @@ def _tiles(pairs: int, heads: int, length: int, keys: int) -> list[slice]:
     return [slice(start, min(start + tall, length)) for start in range(0, length, tall)]
 
 
+@contiguous
+def _attention_to_all(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    _attention_block(context, window_of(context), inputs, outputs)
+
+
 def _attention(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    if is_in_blocks(context):
+        attend_in_blocks(context, inputs, outputs, _attention_block)
+    else:
+        _attention_to_all(context, inputs, outputs)
+
+
+def _attention_block(
+    context: KernelContext, window: Window, inputs: Arrays, outputs: Arrays
+) -> None:
     query, key, value, *mask = inputs
-    pairs, heads, shift = _folded(context, query, key)
+    pairs, heads = _folded(query, key)
+    shift = window.shift
     length, keys = query.shape[2], key.shape[2]
     query = query.reshape(pairs, heads, *query.shape[2:])
     key, value = (array.reshape(pairs, *array.shape[2:]) for array in (key, value))
@@ -289,7 +305,7 @@ def _attention(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
             np.copyto(top, math.inf, where=total == 0)
             np.copyto(total, 1, where=total == 0)
         np.divide(scores, total, out=scores)
-        np.multiply(scores, _kept(context, rows, heads, keys), out=scores)
+        np.multiply(scores, _kept(context, window, rows, heads, keys), out=scores)
         mixed = product(context, scores.astype(value.dtype, copy=False), value)
         np.copyto(result[:, :, rows], mixed.reshape(pairs, heads, count, value.shape[2]))
         np.copyto(
@@ -299,12 +315,27 @@ def _attention(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         )
 
 
+@contiguous
+def _attention_grad_to_all(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    _attention_grad_block(context, window_of(context), inputs, outputs)
+
+
 def _attention_grad(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    if is_in_blocks(context):
+        pull_back_in_blocks(context, inputs, outputs, _attention_grad_block)
+    else:
+        _attention_grad_to_all(context, inputs, outputs)
+
+
+def _attention_grad_block(
+    context: KernelContext, window: Window, inputs: Arrays, outputs: Arrays
+) -> None:
     # As on the host: w = exp(scores - normaliser), dvalue = wᵀ dy, dw = dy valueᵀ,
     # dscores = w * (dw - sum(dy * y)), dquery = dscores key, dkey = dscoresᵀ query.
     query, key, value, result, normaliser, passed, *mask = inputs
     scale = context.attrs["scale"]
-    pairs, heads, shift = _folded(context, query, key)
+    pairs, heads = _folded(query, key)
+    shift = window.shift
     length, keys = query.shape[2], key.shape[2]
     query, result, normaliser, passed, dquery = (
         array.reshape(pairs, heads, *array.shape[2:])
@@ -327,7 +358,7 @@ def _attention_grad(context: KernelContext, inputs: Arrays, outputs: Arrays) -> 
         level = normaliser[:, :, rows].copy().reshape(*below, 1)
         np.subtract(weights, level, out=weights)
         np.exp(weights, out=weights)
-        kept = _kept(context, rows, heads, keys)
+        kept = _kept(context, window, rows, heads, keys)
         narrow = (weights * kept).astype(dy.dtype, copy=False)
         np.add(by_value, product(context, narrow.swapaxes(-1, -2), dy), out=by_value)
         slopes = product(context, dy, value.swapaxes(-1, -2)).astype(wide, copy=False) * kept
@@ -352,11 +383,12 @@ def _rotary(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (x, *position), (out,) = inputs, outputs
     length, width = x.shape[-2:]
     start, stop = context.input_regions[0][-2]
+    total = context.input_shapes[0][-2]
     attrs, dtype = context.attrs, x.dtype
 
     def angles() -> tuple[Array, Array]:
         offset = attrs["offset"]
-        positions = np.arange(start + offset, stop + offset, dtype=np.float64)
+        positions = positions_of(attrs["zigzag"], total, (start, stop)) + float(offset)
         rates = attrs["base"] ** (np.arange(0, width, 2) / -max(width, 1))
         asarray = context.arrays.asarray
         return asarray(positions[:, None]), asarray(rates)
@@ -422,8 +454,8 @@ DEVICE_KERNELS: dict[str, Kernel] = {
     "all": _reduction("all"),
     "any": _reduction("any"),
     "arange": _once("arange"),
-    "attention": contiguous(_attention),
-    "attention_grad": contiguous(_attention_grad),
+    "attention": _attention,
+    "attention_grad": _attention_grad,
     "causal_mask": _causal_mask,
     "constant": _once("constant"),
     "contract_leading": _contract_leading,

@@ -16,7 +16,10 @@ from plancompiler.ir import DType, Value
 
 
 class CausalSelfAttention(Module):
-    """Multi-head attention of x [batch, length, dim] to itself, no position seeing later ones."""
+    """Multi-head attention of x [batch, length, dim] to itself, no position seeing later ones.
+
+    With `zigzag=n` the sequence is in the order that `pc.zigzag` gives it for n devices.
+    """
 
     def __init__(
         self,
@@ -26,12 +29,13 @@ class CausalSelfAttention(Module):
         dtype: DType | str = "float32",
         std: float | None = None,
         projection_std: float | None = None,
+        zigzag: int = 0,
     ) -> None:
         if heads < 1 or dim % heads:
             raise AttributeValueError(
                 "the heads must divide the dimension evenly", got=f"dim {dim}, {heads} heads"
             )
-        self.heads = heads
+        self.heads, self.zigzag = heads, zigzag
         self.query = Linear(dim, dim, dtype=dtype, std=std)
         self.key = Linear(dim, dim, dtype=dtype, std=std)
         self.value = Linear(dim, dim, dtype=dtype, std=std)
@@ -44,7 +48,7 @@ class CausalSelfAttention(Module):
             layer(x).reshape(batch, length, self.heads, dim // self.heads).transpose(0, 2, 1, 3)
             for layer in (self.query, self.key, self.value)
         )
-        mixed = scaled_dot_product_attention(query, key, value, causal=True)
+        mixed = scaled_dot_product_attention(query, key, value, causal=True, zigzag=self.zigzag)
         joined = mixed.transpose(0, 2, 1, 3).reshape(batch, length, dim)
         output: Value = self.dropout(self.projection(joined))
         return output
@@ -102,7 +106,8 @@ class TransformerBlock(Module):
     """x + attention(norm1(x)), then + mlp(norm2(...)): the pre-norm block of GPT-2.
 
     `hidden` defaults to 4 * dim. `std` and `projection_std` are the standard deviations with
-    which weights start: the latter for those that write to the residual stream.
+    which weights start: the latter for those that write to the residual stream. `zigzag` as in
+    `CausalSelfAttention`.
     """
 
     recomputable = True
@@ -116,9 +121,12 @@ class TransformerBlock(Module):
         dtype: DType | str = "float32",
         std: float | None = None,
         projection_std: float | None = None,
+        zigzag: int = 0,
     ) -> None:
         self.norm1 = LayerNorm(dim, dtype=dtype)
-        self.attention = CausalSelfAttention(dim, heads, dropout, dtype, std, projection_std)
+        self.attention = CausalSelfAttention(
+            dim, heads, dropout, dtype, std, projection_std, zigzag
+        )
         self.norm2 = LayerNorm(dim, dtype=dtype)
         self.mlp = MLP(dim, hidden or 4 * dim, dropout, dtype, std, projection_std)
 
