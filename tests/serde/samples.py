@@ -194,6 +194,7 @@ def _specs() -> list[TaskSpec]:
         None,
         ComputeSpec("matmul", ATTRS, ((2, 3), ()), ((4,),), (box, ()), (box,)),
         ComputeSpec("fill", (), (), (), (), ()),
+        ComputeSpec("attention", (), ((2,),), ((2,),), (box,), (box,), communicator=1, lanes=2),
         ComputeSpec("add", (), ((4,), ()), ((4,),), (((0, 2),), ()), (((0, 2),),), (0, -1), (0,)),
         *(CollectiveSpec(each, 1, Reduction.MAX, 2, 3) for each in Primitive),
         *(CollectiveSpec(Primitive.ALL_REDUCE, 0, each) for each in Reduction),
