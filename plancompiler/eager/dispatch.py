@@ -196,7 +196,7 @@ def _chosen(
         outputs,
         hierarchy,
         demanded,
-        flops_if_hiding(kind, types, outputs, attrs),
+        flops=flops_if_hiding(kind, types, outputs, attrs),
     )
 
 
