@@ -252,10 +252,9 @@ class GraphRun:
         self._values: dict[str, Any] = dict(given)
         self._constants: dict[tuple[str, DType, Placement, bool], Any] = {}
         self._order: dict[Placement, int] = {}
-        """Placements in the order in which the model reaches them: a pipeline's stages."""
+        """Placements in the order in which the model reaches them: a pipeline's stages. Inputs
+        count when they are used: labels may live on the last stage."""
         self._recorder = current_recorder()
-        for value in given.values():
-            self._order.setdefault(value.placement, len(self._order))
 
     def run(self, check: bool = False) -> None:
         """Compute all nodes; with `check`, ModelImportError where a result has another shape or
@@ -297,7 +296,8 @@ class GraphRun:
 
     def _home(self, tensors: Sequence[Any]) -> Placement:
         """Where an operation on these runs: at the latest of their places."""
-        places: set[Placement] = {tensor.placement for tensor in tensors} or set(self._order)
+        places: list[Placement] = [tensor.placement for tensor in tensors] or list(self._order)
+        places = places or [value.placement for value in self._values.values()]
         return max(places, key=lambda place: self._order.setdefault(place, len(self._order)))
 
     def _result(self, node: Node) -> Any:

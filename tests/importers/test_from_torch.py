@@ -157,6 +157,29 @@ def test_training_state_split_over_ranks_and_a_plan_of_transformers(backend):
     np.testing.assert_allclose(losses, wanted.losses[:3], rtol=1e-5)
 
 
+def test_stages_whose_labels_live_on_the_last():
+    module, example = made("llama")
+    wanted = reference(module, example)
+    model = pc.from_torch(module, example)
+    mesh = pc.Placement("cpu", [[[0], [1]], [[2], [3]]], ("pp", "dp", "tp"))
+    model.place(mesh, pc.layouts.stages(model, "model.layers.*", "pp"))
+    first, last = pc.layouts.stage_meshes(mesh, "pp")
+    with pc.job("stages", config=pc.Config(microbatches=2)) as job:
+        ids = pc.input("input_ids", (4, 12), "int64", first, ["S(0)", "B"])
+        labels = pc.input("labels", (4, 12), "int64", last, ["S(0)", "B"])
+        loss = model(input_ids=ids, labels=labels).loss
+        pc.optim.AdamW(RATE, **ADAM).minimize(loss)
+        pc.output("loss", loss)
+    weights = {op.outputs[0]: op.placement for op in job.ops if op.kind == "variable"}
+    products = [op for op in job.ops if op.kind == "matmul" and op.inputs[1] in weights]
+    assert len(products) >= 15
+    assert all(op.placement == weights[op.inputs[1]] for op in products)
+    with pc.run(job, ranks=4, cache=False) as session:
+        losses = [float(session.step(**fed(example))["loss"]) for _ in range(3)]
+    # Micro-batches have means of their own, of other numbers of labels.
+    np.testing.assert_allclose(losses, wanted.losses[:3], rtol=2e-2)
+
+
 def test_attention_of_gpt2_and_norms_of_llama_are_recognised(gpt2):
     _, _, model = gpt2
     with pc.job("gpt2") as job:
