@@ -464,7 +464,9 @@ class Runtime(Closing):
             if given is None and fresh and dict(variable.attrs)["init"] == "zeros":
                 continue  # pages that nobody touches cost nothing
             if given is None:
-                memory.write(variable.register, _initial_value(variable, self.plan.seed))
+                value = initial_value(variable, self.plan.seed, target if fresh else None)
+                if value is not target:
+                    memory.write(variable.register, value)
             elif given.shape != target.shape or given.dtype != target.dtype:
                 raise FeedError(
                     f"the value given for variable {variable.name!r} does not fit its shard",
@@ -546,8 +548,10 @@ class Runtime(Closing):
         self._fail(error, None, error.report.rank)
 
 
-def _initial_value(variable: VariableDesc, seed: int) -> Array:
-    """This rank's part of a variable before the first step."""
+def initial_value(variable: VariableDesc, seed: int, place: Array | None) -> Array:
+    """This rank's part of a variable before the first step; what a file holds is read to its place,
+    where that is given.
+    """
     attrs: dict[str, Any] = dict(variable.attrs)
     return initialize(
         attrs["init"],
@@ -559,6 +563,7 @@ def _initial_value(variable: VariableDesc, seed: int) -> Array:
         variable.dtype,
         attrs.get("file", ""),
         attrs.get("key", ""),
+        place,
     )
 
 

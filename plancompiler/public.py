@@ -44,6 +44,7 @@ from plancompiler.frontend.trace import (
     stage,
     zeros,
 )
+from plancompiler.frontend.weights import load_weights
 from plancompiler.ir import DType, Job, NdSbp, Placement, Sbp, TensorType, Value
 from plancompiler.ir.promotion import strict_dtypes
 from plancompiler.ops.custom import CustomOp, op
@@ -181,6 +182,7 @@ __all__ = [
     "job",
     "layouts",
     "linalg",
+    "load_weights",
     "manual_seed",
     "nn",
     "no_grad",

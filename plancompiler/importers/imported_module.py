@@ -58,6 +58,8 @@ class ImportedModel(ImportedModule):
         self.arguments = arguments
         self.training = training
         self.tensors = dict(tensors)
+        self.configurations: dict[str, bytes] = {}
+        """Files that belong beside the weights, in the form of the author's library."""
         self._exported = training
         self._traced: Callable[[int], Graph] | None = None
         self._graphs: dict[int, Graph] = {}

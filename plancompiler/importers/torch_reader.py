@@ -60,6 +60,7 @@ def from_torch(
     name = type(module).__name__ if is_module else "Module"
     known = computed_buffers(torch, module) if is_module else {}
     model = _Reader(torch, program, known).model(name, module.training if is_module else None)
+    model.configurations = _configurations(module)
     if batch is not None:
         if not is_module:
             raise UsageError(
@@ -77,6 +78,16 @@ def from_torch(
 
         model.free(axes, traced)
     return model
+
+
+def _configurations(module: Any) -> dict[str, bytes]:
+    """The configurations of a model of transformers, as its `save_pretrained` writes them."""
+    texts = {}
+    for name in ("config", "generation_config"):
+        to_text = getattr(getattr(module, name, None), "to_json_string", None)
+        if callable(to_text):
+            texts[f"{name}.json"] = str(to_text()).encode()
+    return texts
 
 
 def _free_axes(batch: str | Sequence[str], inputs: Mapping[str, TensorType]) -> dict[str, int]:

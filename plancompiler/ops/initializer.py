@@ -4,14 +4,18 @@ which a rank reads the part that it holds."""
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 
 from plancompiler.errors import AttributeValueError, DataError, DTypeError
 from plancompiler.ir.dtype import DType
-from plancompiler.ir.shard import Region, region_index, region_shape
+from plancompiler.ir.shard import Region, region_shape
 from plancompiler.ops import random
 from plancompiler.ops.registry import Array
-from plancompiler.ops.stored import stored_tensor
+from plancompiler.ops.stored import read_box, stored_place
+
+_log = logging.getLogger(__name__)
 
 INITIALIZERS: dict[str, tuple[str, ...]] = {
     "zeros": (),
@@ -67,10 +71,13 @@ def initialize(
     dtype: DType,
     file: str = "",
     key: str = "",
+    out: Array | None = None,
 ) -> Array:
     """The box `region` of the initial value of variable `name` with global `shape`.
 
-    Random numbers are made in float64 and rounded once, so that every dtype starts from the same.
+    A stored value is read into `out`, where that is given, and no byte of the file besides the box
+    is copied. Random numbers are made in float64 and rounded once, so that every dtype starts from
+    the same.
     Raises DataError where the file of a stored value is not there or holds another shape or kind of
     numbers, and for a missing value.
     """
@@ -82,7 +89,7 @@ def initialize(
             hint="give the parameter a value, or start the run with restore=FOLDER",
         )
     if init == "stored":
-        return _stored(name, stored_tensor(file, key), file, shape, region, dtype)
+        return _stored(name, file, key, shape, region, dtype, out)
     if init in ("normal", "uniform"):
         if init == "normal":
             shift, scale = init_args
@@ -99,13 +106,26 @@ def initialize(
 
 
 def _stored(
-    name: str, whole: Array, file: str, shape: tuple[int, ...], region: Region, dtype: DType
+    name: str,
+    file: str,
+    key: str,
+    shape: tuple[int, ...],
+    region: Region,
+    dtype: DType,
+    out: Array | None,
 ) -> Array:
-    stored = DType.parse(whole.dtype)
-    if whole.shape != shape or not (stored is dtype or (stored.is_floating and dtype.is_floating)):
+    stored = stored_place(file, key)
+    if stored.shape != shape or not (
+        stored.dtype is dtype or (stored.dtype.is_floating and dtype.is_floating)
+    ):
         raise DataError(
             f"the stored value of variable {name!r} does not fit",
-            got=f"{stored}{list(whole.shape)} in {file}",
+            got=f"{stored.dtype}{list(stored.shape)} in {file}",
             expected=f"{dtype}{list(shape)}",
         )
-    return whole[region_index(region)].astype(dtype.numpy)
+    if out is None:
+        out = np.empty(region_shape(region), dtype.numpy)
+    nbytes = out.size * stored.dtype.itemsize
+    _log.debug("%d bytes of variable %s are read from %s", nbytes, name, file)
+    read_box(file, key, region, out)
+    return out

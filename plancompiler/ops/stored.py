@@ -30,6 +30,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from plancompiler.errors import DataError
+from plancompiler.ir.shard import Region, region_index
 from plancompiler.ops.registry import Array
 from plancompiler.plan.arrays import MAX_HEADER, StoredTensor, parse_header
 
@@ -39,6 +40,9 @@ Version = tuple[int, int, int, int]
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 """Of a member of a zip archive: its mark, and the lengths of its name and of what follows that."""
+_LEAST_READ = 1 << 10
+"""Bytes: shorter pieces are copied from a map."""
+_READ_AT_ONCE = 8 << 20
 _MOST_UNPACKED = 1040
 """Bytes that a byte of the deflate format can stand for."""
 _HEADERS = {
@@ -294,19 +298,81 @@ def stored_tensor(path: str, key: str) -> Array:
     Raises DataError where the file or the array is missing, or the file is damaged.
     """
     file = DataFile(path)
-    tensors = _tensors_of(path, file.version)
-    place = tensors.get(key)
-    if place is None:
-        raise DataError(
-            f"a file of tensors has no {key!r}",
-            got=f"{path} with {len(tensors)} others: {', '.join(sorted(tensors)[:8])}",
-            expected=f"a tensor of the name {key!r}",
-        )
+    place = _place_in(file, key)
     # The data need not lie at a multiple of the size of an element, so this is no view of bytes.
     return np.ndarray(place.shape, place.dtype.numpy, file.mapped(), place.begin)
 
 
-@lru_cache(maxsize=64)
+def read_box(path: str, key: str, region: Region, out: Array) -> None:
+    """Copy a box of an array of a safetensors file into `out`, a contiguous array of the box's
+    shape; floating numbers may have another dtype there.
+
+    Bytes that lie in the file in one piece are read in one piece: page faults of a map that is
+    read once take longer. Raises DataError as `stored_tensor`.
+    """
+    file = DataFile(path)
+    place = _place_in(file, key)
+    runs = _runs(place.shape, region)
+    length = out.nbytes // len(runs) if len(runs) else 0
+    if place.dtype.numpy != out.dtype or length < _LEAST_READ:
+        box = np.ndarray(place.shape, place.dtype.numpy, file.mapped(), place.begin)
+        np.copyto(out, box[region_index(region)], casting="unsafe")
+        return
+    data = out.reshape(-1).view(np.uint8).data
+    with file.opened() as opened:
+        descriptor, read = opened.fileno(), os.preadv
+        offsets = (place.begin + runs * place.dtype.itemsize).tolist()
+        at = 0
+        for offset in offsets:
+            end = at + length
+            count = read(descriptor, [data[at : min(end, at + _READ_AT_ONCE)]], offset)
+            while count and at + count < end:  # longer than one read
+                at, offset = at + count, offset + count
+                count = read(descriptor, [data[at : min(end, at + _READ_AT_ONCE)]], offset)
+            if not count:
+                raise DataError(
+                    "a data file was cut short while it was read",
+                    got=f"{path}, which ends {end - at} bytes too early",
+                )
+            at = end
+
+
+def _runs(shape: tuple[int, ...], region: Region) -> Indices:
+    """Where the pieces of a box begin that lie in one piece, as numbers of elements."""
+    strides = np.cumprod((1, *shape[:0:-1]), dtype=np.int64)[::-1]
+    partial = [axis for axis, bounds in enumerate(region) if bounds != (0, shape[axis])]
+    last = max(partial, default=0)
+    first = np.zeros(1, np.int64)
+    for axis, (start, stop) in enumerate(region):
+        # Along the last axis that is cut, and after it, elements follow one another.
+        steps = np.arange(start, stop) if axis < last else np.array([start])
+        first = (first[:, None] + steps * strides[axis]).reshape(-1)
+    return first
+
+
+def stored_place(path: str, key: str) -> StoredTensor:
+    """Where one array of a safetensors file lies; DataError as for `stored_tensor`."""
+    return _place_in(DataFile(path), key)
+
+
+def _place_in(file: DataFile, key: str) -> StoredTensor:
+    tensors = _tensors_of(file.path, file.version)
+    place = tensors.get(key)
+    if place is None:
+        raise DataError(
+            f"a file of tensors has no {key!r}",
+            got=f"{file.path} with {len(tensors)} others: {', '.join(sorted(tensors)[:8])}",
+            expected=f"a tensor of the name {key!r}",
+        )
+    return place
+
+
+def tensors_of_file(path: str) -> Mapping[str, StoredTensor]:
+    """Where the arrays of a safetensors file lie, by name; DataError as for `stored_tensor`."""
+    return _tensors_of(path, DataFile(path).version)
+
+
+@lru_cache(maxsize=1024)
 def _tensors_of(path: str, version: Version) -> Mapping[str, StoredTensor]:
     """Where the arrays of a safetensors file lie. The header is read once for all of them."""
     file = DataFile(path)

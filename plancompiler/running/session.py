@@ -40,9 +40,11 @@ from plancompiler.executor.checkpoint_writer import CheckpointWriter
 from plancompiler.executor.local_run import LocalWorld
 from plancompiler.executor.timeline import Timeline
 from plancompiler.executor.trace import Recording
+from plancompiler.frontend.nn.module import Module
 from plancompiler.frontend.optim.schedule import Rate
 from plancompiler.frontend.trace import as_job
-from plancompiler.ir import Job
+from plancompiler.frontend.weights import beside_weights, initial_value, write_weights
+from plancompiler.ir import Job, Phase
 from plancompiler.ir.arguments import (
     folder_path,
     positive_number,
@@ -376,6 +378,38 @@ class Session:
         """Parameters and optimizer state as global arrays by name."""
         with self._turn:
             return self._open().variables()
+
+    def export_weights(
+        self, folder: Folder, model: Module | None = None, *, max_file_bytes: int = 5_000_000_000
+    ) -> None:
+        """Write the model's parameters and buffers, without the optimizer's state, as safetensors
+        files: `model.safetensors`, or several of at most `max_file_bytes` with an index, under the
+        names that `pc.load_weights` reads. Tied weights are written once.
+
+        With `model`, a module of the job, parameters that the job does not use are written too,
+        with their initial values. So is the configuration of a model of transformers; without
+        `model` that is copied from the folder that the weights were loaded from. Then
+        `from_pretrained(folder)` loads them.
+
+        Raises OutputError where they cannot be written, DataError for a parameter of `model` that
+        has no value.
+        """
+        path = folder_path("the folder of weights", folder)
+        limit = whole_number("max_file_bytes", max_file_bytes)
+        variables = [op for op in self.job.ops if op.kind == "variable"]
+        own = [op for op in variables if op.origin.phase is Phase.FORWARD]
+        values = self.variables()
+        names = [str(op.attr("name")) for op in own]
+        arrays = {name: values[name] for name in names}
+        beside = beside_weights(str(file) for op in own if (file := op.attr("file")))
+        if model is not None:
+            arrays |= {
+                name: initial_value(name, parameter, self.job.seed)
+                for name, parameter in model.named_parameters()
+                if name not in arrays
+            }
+            beside |= getattr(model, "configurations", {})
+        write_weights(path, arrays, limit, beside)
 
     def timelines(self) -> tuple[Timeline, ...]:
         """What each rank did and when, so far; for an open session with `trace` or `record`."""

@@ -31,6 +31,7 @@ from plancompiler.hooks.eager_world import eager_world
 from plancompiler.ir import AttrValue, DType, NdSbp, Placement, Value
 from plancompiler.ir.operators import SbpLike, TensorOperators
 from plancompiler.ir.source import user_line
+from plancompiler.ir.value import ACTIVE_TRACER
 
 Initial = str | Array | Stored
 """The name of an initialiser, or the initial value."""
@@ -125,6 +126,32 @@ class Parameter:
                 tensor.requires_grad = self.trainable
         value: Value = tensor
         return value
+
+    def start_from(self, stored: Stored) -> None:
+        """Take the value of a tensor in a file: from now on a job starts with it, and the eager
+        tensor has it. UsageError in a job that has read the parameter already.
+        """
+        names = _names(current_recorder()) if self._is_read() else None
+        tensor = names.values.get(self) if names is not None else None
+        if names is not None and tensor is not None and not names.eager:
+            raise UsageError(
+                f"the job has read parameter {names.name_of(self)!r} with its former initial value",
+                source=user_line(),
+                hint="load weights before the job is traced",
+            )
+        self.init, self.init_args, self._stored = "stored", (), stored
+        if names is not None and tensor is not None:
+            self._eager = None
+            del names.values[self]
+            loaded: Any = self.value
+            names.values[self], self._eager = tensor, (names, tensor)
+            eager: Any = tensor  # outside of jobs it is a DistTensor
+            with eager_world().no_grad():
+                eager.copy_(loaded)
+
+    def _is_read(self) -> bool:
+        """Whether it may have a value already: it has an eager one, or a job is traced."""
+        return self._eager is not None or ACTIVE_TRACER.get() is not None
 
     def _checked(self, init: Array | Stored) -> Array | Stored:
         """An initial value, which must have the parameter's shape."""
