@@ -13,6 +13,7 @@ from plancompiler.cli.job_file import call_of_file
 from plancompiler.cli.options import json_option
 from plancompiler.cli.output import print_json, print_note
 from plancompiler.errors import UsageError
+from plancompiler.importers.hugging_face import from_folder
 from plancompiler.importers.model_folder import write_model
 from plancompiler.importers.torch_reader import from_torch
 
@@ -28,23 +29,39 @@ def import_command() -> None:
 
 
 @import_command.command("torch")
-@click.argument("source", metavar="FILE[:FUNCTION]")
+@click.argument("source", metavar="FILE[:FUNCTION]|hf:FOLDER")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="The folder to write.")
+@click.option(
+    "--batch", type=click.IntRange(1), default=4, show_default=True, help="Examples, for hf:FOLDER."
+)
+@click.option(
+    "--length",
+    type=click.IntRange(1),
+    default=128,
+    show_default=True,
+    help="Tokens, for hf:FOLDER.",
+)
 @json_option
-def torch_command(source: str, out: Path, as_json: bool) -> None:
+def torch_command(source: str, out: Path, batch: int, length: int, as_json: bool) -> None:
     """Import a PyTorch model.
 
     FILE is a Python file whose FUNCTION (make, unless another is named) returns the module and an
-    example of its arguments, or a .pt2 file. Both are code, and run.
+    example of its arguments, or a .pt2 file. Both are code, and run. FOLDER has a config.json and
+    safetensors files, as Hugging Face's libraries write them; they are data.
 
     \b
     Example:
       plancompiler import torch model.py:make --out model --json
+      plancompiler import torch hf:Llama-3-8B --batch 8 --length 2048 --out model
       plancompiler run model -D optimizer=AdamW -D data=train.npz --steps 10
     """
-    module, example = _module_of(source)
     begin = time.perf_counter()
-    model = from_torch(module, example)
+    if source.startswith(_FOLDER):
+        model = from_folder(Path(source.removeprefix(_FOLDER)), batch, length)
+    else:
+        module, example = _module_of(source)
+        begin = time.perf_counter()
+        model = from_torch(module, example)
     seconds = time.perf_counter() - begin
     write_model(model, out)
     targets = sorted({node.target for node in model.graph.nodes})
@@ -67,6 +84,10 @@ def torch_command(source: str, out: Path, as_json: bool) -> None:
         f"{model.author_class} with {numbers} parameters and {len(model.graph.nodes)} operations "
         f"of {len(targets)} kinds is in {out}, imported in {seconds:.1f} s"
     )
+
+
+_FOLDER = "hf:"
+"""How a source begins that is a folder of Hugging Face's form."""
 
 
 def _module_of(source: str) -> tuple[Any, Any]:

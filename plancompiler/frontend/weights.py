@@ -8,7 +8,7 @@ or an eager tensor is made, by each rank those that it holds.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -37,13 +37,23 @@ _MAX_INDEX = 256 << 20
 _SHOWN = 8
 
 
-def load_weights(module: Module, path: str | PathLike[str], strict: bool = True) -> None:
+Place = tuple[Path, str, StoredTensor]
+"""Where a tensor lies: its file, its name there, and its place in the file."""
+
+
+def load_weights(
+    module: Module,
+    path: str | PathLike[str],
+    strict: bool = True,
+    names: Callable[[str], str | None] | None = None,
+) -> None:
     """Let the parameters and buffers of a module start with the values in safetensors files.
 
     `path` is a file, or a folder with `model.safetensors`, with several files and the index
     `model.safetensors.index.json`, or with one other such file. Names are those of
-    `named_parameters`; a parameter that is tied needs one of its names. Floating values of another
-    dtype are cast to the parameter's. With `strict` False, what the files hold besides is left
+    `named_parameters`, or what `names` makes of the files' (None leaves an entry out); a parameter
+    that is tied needs one of its names. Floating values of another dtype are cast to the
+    parameter's. With `strict` False, what the files hold besides is left
     alone, and parameters that they lack stay as they are.
 
     Numbers are read when a job starts, by every rank those of its own shards. Parameters that were
@@ -54,36 +64,36 @@ def load_weights(module: Module, path: str | PathLike[str], strict: bool = True)
     of them in one error, before anything changes. UsageError in a job that has read a parameter.
     """
     source = Path(path_text("weights", path))
-    places = _places(source)
+    places = _renamed(weight_entries(source), names)
     chosen: dict[Parameter, Stored] = {}
     several: dict[Parameter, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         several.setdefault(parameter, []).append(name)
     missing, wrong = [], []
-    for parameter, names in several.items():
-        given = [name for name in names if name in places]
+    for parameter, own in several.items():
+        given = {name: places[name] for name in own if name in places}
         if not given:
-            missing.append(f"{names[0]} {_type_of(parameter)}")
+            missing.append(f"{own[0]} {_type_of(parameter)}")
             continue
         wrong += [
-            f"{name} is {TensorType(places[name][1].shape, places[name][1].dtype)} and must be "
-            f"{_type_of(parameter)}"
-            for name in given
-            if not _fits(places[name][1], parameter)
+            f"{name} is {TensorType(stored.shape, stored.dtype)} and must be {_type_of(parameter)}"
+            for name, (_, _, stored) in given.items()
+            if not _fits(stored, parameter)
         ]
         if not wrong:
-            wrong += _unequal(given, places)
-        chosen[parameter] = Stored(places[given[0]][0], given[0])
-    known = {name for names in several.values() for name in names}
+            wrong += _unequal(given)
+        file, key, _ = next(iter(given.values()))
+        chosen[parameter] = Stored(file, key)
+    known = {name for own in several.values() for name in own}
     extra = sorted(places.keys() - known) if strict else []
     problems = [
-        f"{what}: {_some(names)}"
-        for what, names in (
+        f"{what}: {_some(entries)}"
+        for what, entries in (
             ("missing", missing if strict else []),
             ("not in the model", extra),
             ("wrong", wrong),
         )
-        if names
+        if entries
     ]
     if problems:
         raise DataError(
@@ -106,12 +116,32 @@ def _fits(stored: StoredTensor, parameter: Parameter) -> bool:
     return stored.shape == parameter.shape and (stored.dtype is parameter.dtype or floating)
 
 
-def _unequal(names: list[str], places: Mapping[str, tuple[Path, StoredTensor]]) -> list[str]:
+def _renamed(
+    places: Mapping[str, Place], names: Callable[[str], str | None] | None
+) -> dict[str, Place]:
+    if names is None:
+        return dict(places)
+    renamed: dict[str, Place] = {}
+    for entry, place in places.items():
+        name = names(entry)
+        if name in renamed:
+            raise DataError(
+                "two entries of the weights have one name in the module",
+                source=user_line(),
+                got=f"{renamed[name][1]} and {entry}, both {name}",
+            )
+        if name is not None:
+            renamed[name] = place
+    return renamed
+
+
+def _unequal(given: Mapping[str, Place]) -> list[str]:
     """Whether entries of one parameter that is tied have different values, which it cannot take."""
-    first, *others = (stored_tensor(str(places[name][0]), name) for name in names)
+    first, *others = (stored_tensor(str(file), key) for file, key, _ in given.values())
+    name, *more = given
     return [
-        f"{name} differs from {names[0]}, and both are one parameter"
-        for name, other in zip(names[1:], others, strict=True)
+        f"{another} differs from {name}, and both are one parameter"
+        for another, other in zip(more, others, strict=True)
         if not np.array_equal(_bytes_of(first), _bytes_of(other))
     ]
 
@@ -128,8 +158,8 @@ def _some(names: list[str]) -> str:
 # --- files ----------------------------------------------------------------------------------------
 
 
-def _places(source: Path) -> dict[str, tuple[Path, StoredTensor]]:
-    """Where each tensor lies: its file, and its place there."""
+def weight_entries(source: Path) -> dict[str, Place]:
+    """Where each tensor of a file or folder lies, by its name there; see `load_weights`."""
     if not source.is_dir():
         return _of_files([source])
     index = source / INDEX_FILE
@@ -155,15 +185,15 @@ def _places(source: Path) -> dict[str, tuple[Path, StoredTensor]]:
     return _of_files(files)
 
 
-def _of_files(files: list[Path]) -> dict[str, tuple[Path, StoredTensor]]:
+def _of_files(files: list[Path]) -> dict[str, Place]:
     return {
-        name: (file, tensor)
+        name: (file, name, tensor)
         for file in files
         for name, tensor in tensors_of_file(str(file)).items()
     }
 
 
-def _of_index(index: Path) -> dict[str, tuple[Path, StoredTensor]]:
+def _of_index(index: Path) -> dict[str, Place]:
     what = f"the index {index}"
     try:
         text = index.read_bytes()
@@ -188,7 +218,7 @@ def _of_index(index: Path) -> dict[str, tuple[Path, StoredTensor]]:
                 f"a file of weights does not hold {name!r}, as the index says",
                 got=f"{index.parent / file} with {len(files[file])} others",
             )
-        places[name] = (index.parent / file, tensor)
+        places[name] = (index.parent / file, name, tensor)
     return places
 
 

@@ -84,6 +84,8 @@ def write_model(model: ImportedModel, folder: Path) -> None:
         "mutated": {name: ref.name for name, ref in graph.mutated.items()},
     }
     write_whole(folder / WEIGHTS_FILE, array_pieces(arrays, {}))
+    for name, content in model.configurations.items():
+        write_whole(folder / name, [content])
     # The description last: a folder with one is whole.
     write_whole(folder / MODEL_FILE, [json.dumps(described, allow_nan=False).encode()])
 

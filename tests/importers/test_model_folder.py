@@ -144,3 +144,105 @@ def test_weights_that_are_missing_stay_so(tmp_path):
     again = read_model(tmp_path / "model", TORCH_RULES)
     assert again.weight.init == "missing"
     assert (tmp_path / "model" / "weights.safetensors").stat().st_size < 1000
+
+
+# --- folders of Hugging Face's form ---------------------------------------------------------------
+
+
+def without_prefix(folder: Path) -> None:
+    """Names as in files that were written from the base model, and a mask that is no weight."""
+    from safetensors.numpy import load_file, save_file
+
+    file = folder / "model.safetensors"
+    named = {key.removeprefix("transformer."): value for key, value in load_file(file).items()}
+    named["h.0.attn.bias"] = np.tril(np.ones((1, 1, 32, 32), np.float32))
+    save_file(named, file)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mixtral", "vit", "bart"])
+def test_a_folder_of_transformers_becomes_a_model_folder(name, tmp_path):
+    """GPT-2's files have other names, Mixtral's have experts one by one."""
+    module, example = made(name)
+    module.save_pretrained(tmp_path / "hub", max_shard_size="1MB" if name == "gpt2" else "20KB")
+    if name == "gpt2":
+        without_prefix(tmp_path / "hub")
+    source, out = f"hf:{tmp_path / 'hub'}", tmp_path / "model"
+    told = command("import", "torch", source, "--out", out, "--batch", 4, "--length", 12)
+    assert told["model"] == type(module).__name__
+    model = read_model(out, TORCH_RULES)
+    labels = example["labels"]
+    if tuple(labels.shape) == (4, 8):
+        labels = torch.randint(3, 48, (4, 12))
+    given = {module.main_input_name: example[module.main_input_name], "labels": labels}
+    with torch.no_grad():
+        expected = float(module(**given).loss)
+    with pc.job("folder") as job:
+        inputs = {
+            key: pc.input(key, tuple(value.shape), str(value.dtype)[len("torch.") :], ONE)
+            for key, value in given.items()
+        }
+        pc.output("loss", model.place(ONE)(**inputs).loss)
+    with pc.run(job, ranks=1, cache=False) as session:
+        loss = session.step(**{key: value.numpy() for key, value in given.items()})["loss"]
+        session.export_weights(tmp_path / "back")
+    assert loss == pytest.approx(expected, rel=1e-5)
+    again, lost = type(module).from_pretrained(tmp_path / "back", output_loading_info=True)
+    assert not any(lost.values()), lost
+    with torch.no_grad():
+        assert float(again.eval()(**given).loss) == pytest.approx(expected, rel=1e-6)
+
+
+def refused(source: str, out: Path) -> str:
+    result = CliRunner().invoke(cli, ["import", "torch", source, "--out", str(out)])
+    assert result.exit_code == 1, result.output
+    assert not out.exists()
+    return result.stderr
+
+
+def test_folders_that_are_refused(tmp_path):
+    module, _ = made("llama")
+    folder, out = tmp_path / "hub", tmp_path / "out"
+    folder.mkdir()
+    assert "no configuration" in refused(f"hf:{folder}", out)
+    config = json.loads(module.config.to_json_string())
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "names no class" in refused(f"hf:{folder}", out)
+    config["architectures"] = ["LlamaForCausalLM"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "has no weights" in refused(f"hf:{folder}", out)
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "unheard-of"}))
+    assert "does not know" in refused(f"hf:{folder}", out)
+    (folder / "config.json").write_text('{"model_type": ')
+    assert "does not know" in refused(f"hf:{folder}", out)
+
+
+def test_weights_in_a_folder_that_do_not_fit(tmp_path):
+    module, _ = made("llama")
+    folder, out = tmp_path / "hub", tmp_path / "out"
+    module.save_pretrained(folder, max_shard_size="20KB")
+    index = folder / "model.safetensors.index.json"
+    text = index.read_text()
+    for change, said in (
+        ('"lm_head.weight": "../', "the name of a file in"),
+        ('"model.lm.weight": "', "does not hold 'model.lm.weight'"),
+    ):
+        index.write_text(text.replace('"lm_head.weight": "', change))
+        assert said in refused(f"hf:{folder}", out)
+    listed = json.loads(text)
+    del listed["weight_map"]["lm_head.weight"]
+    index.write_text(json.dumps(listed))
+    assert "missing: lm_head.weight float32[48, 32]" in refused(f"hf:{folder}", out)
+
+
+def test_code_in_a_folder_is_not_run(tmp_path):
+    (tmp_path / "own.py").write_text("open('ran', 'w')\nclass Config: pass\nclass Model: pass\n")
+    config = {
+        "model_type": "own",
+        "architectures": ["Model"],
+        "auto_map": {"AutoConfig": "own.Config", "AutoModel": "own.Model"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "does not know" in refused(f"hf:{tmp_path}", tmp_path / "out")
+    assert not (tmp_path / "ran").exists()
+    assert not Path("ran").exists()
