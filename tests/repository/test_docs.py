@@ -49,6 +49,13 @@ def test_the_programs_of_the_readme_learn(number: int, command: list[str], tmp_p
     assert losses[-1] < 1e-3 * losses[0]
 
 
+def parameters_of(name: str) -> list[click.Parameter]:
+    """Of a command, and of the commands of a group."""
+    command = program.load_command(name)
+    inner = command.commands.values() if isinstance(command, click.Group) else ()
+    return [*command.params, *(each for one in inner for each in one.params)]
+
+
 @pytest.mark.parametrize("command", sorted(program.COMMANDS))
 def test_every_option_of_a_command_is_described(command: str) -> None:
     text = section(command)
@@ -64,7 +71,7 @@ def test_every_option_of_a_command_is_described(command: str) -> None:
 @pytest.mark.parametrize("command", sorted(program.COMMANDS))
 def test_every_described_option_exists(command: str) -> None:
     described = re.findall(r"`(-{1,2}[A-Za-z-]+)", section(command))
-    known = {name for parameter in program.load_command(command).params for name in parameter.opts}
+    known = {name for parameter in parameters_of(command) for name in parameter.opts}
     foreign = {"--out"} if command == "inspect" else set()
     assert set(described) - known - foreign - {"--check-modes"} == set()
 
