@@ -141,7 +141,7 @@ def test_batch_norm_keeps_running_statistics(layer, shape):
         mean = 0.75 * mean + 0.25 * x.mean(axes)
         variance = 0.75 * variance + 0.25 * x.var(axes, ddof=1)
         np.testing.assert_allclose(run.variables["running_mean"], mean, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(run.variables["running_variance"], variance, rtol=1e-4)
+        np.testing.assert_allclose(run.variables["running_var"], variance, rtol=1e-4)
     later = DenseRun(traced(model.eval(), shape), run.variables)
     expected = (x - mean.reshape(across)) / np.sqrt(variance.reshape(across) + 1e-5)
     np.testing.assert_allclose(later.step(x=x)["y"], expected, rtol=1e-3, atol=1e-4)
@@ -223,7 +223,7 @@ def test_a_network_learns_digits_on_every_layout(ranks, tmp_path):
         session.save(tmp_path)
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
     assert np.mean(losses[-4:]) < 0.4 * losses[0]
-    for name in ("1.running_mean", "1.running_variance", "10.running_mean"):
+    for name in ("1.running_mean", "1.running_var", "10.running_mean"):
         np.testing.assert_allclose(variables[name], dense[name], rtol=1e-3, atol=1e-5)
     # Evaluation goes by the running statistics, which the checkpoint holds.
     with pc.run(

@@ -50,7 +50,9 @@ def per_axis(name: str, value: Sizes, ndim: int) -> tuple[int, ...]:
     return sizes
 
 
-def _padding(value: Padding, kernel: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
+def padding_amounts(
+    value: Padding, kernel: Sequence[int], dilation: Sequence[int]
+) -> tuple[int, ...]:
     """Elements before and after each axis, one after the other."""
     ndim = len(kernel)
     if isinstance(value, str):
@@ -88,7 +90,7 @@ def _window(
     steps = per_axis("dilation", dilation, ndim)
     return {
         "stride": per_axis("stride", stride, ndim),
-        "padding": _padding(padding, kernel, steps),
+        "padding": padding_amounts(padding, kernel, steps),
         "dilation": steps,
     }
 

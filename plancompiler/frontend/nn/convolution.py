@@ -1,4 +1,4 @@
-"""Convolutions and pooling of x [n, c, *spatial], and what stands between them and other layers.
+"""Convolutions of x [n, c, *spatial].
 
 Sizes may be one number for all spatial axes or one per axis; padding is as in `pc.conv1d`.
 """
@@ -9,9 +9,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from plancompiler.errors import AttributeValueError, ShapeError
-from plancompiler.frontend.functions import convolution
-from plancompiler.frontend.functions.convolution import Padding, Sizes, per_axis
+from plancompiler.errors import AttributeValueError
+from plancompiler.frontend.functions.convolution import (
+    Padding,
+    Sizes,
+    padding_amounts,
+    per_axis,
+)
+from plancompiler.frontend.nn import functional
 from plancompiler.frontend.nn.module import Module, Parameter
 from plancompiler.ir import DType, Value
 
@@ -36,7 +41,8 @@ def _check_groups(in_channels: int, out_channels: int, groups: int) -> None:
 class _Convolution(Module):
     """x [n, in, *spatial] convolved with `weight` [out, in / groups, *kernel], plus `bias` [out].
 
-    Both start uniform within 1 / sqrt(in / groups * kernel elements).
+    Both start uniform within 1 / sqrt(in / groups * kernel elements). `padding_mode` is "zeros",
+    "reflect", "replicate" or "circular".
     """
 
     _ndim: ClassVar[int]
@@ -46,21 +52,33 @@ class _Convolution(Module):
         self,
         in_channels: int,
         out_channels: int,
-        kernel: Sizes,
+        kernel_size: Sizes,
         stride: Sizes = 1,
         padding: Padding = 0,
         dilation: Sizes = 1,
         groups: int = 1,
         bias: bool = True,
+        padding_mode: str = "zeros",
         dtype: DType | str = "float32",
     ) -> None:
         _check_groups(in_channels, out_channels, groups)
-        shape = (out_channels, in_channels // groups, *per_axis("kernel", kernel, self._ndim))
+        extents = per_axis("kernel_size", kernel_size, self._ndim)
+        shape = (out_channels, in_channels // groups, *extents)
         fan = math.prod(shape[1:])
         self.weight, self.bias = _parameters(shape, out_channels, fan, bias, dtype)
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
+        self.padding_mode = padding_mode
+        self._beside: list[int] | None = None
+        if padding_mode != "zeros":
+            steps = per_axis("dilation", dilation, self._ndim)
+            ends = padding_amounts(padding, extents, steps)
+            pairs = [ends[2 * axis : 2 * axis + 2] for axis in range(self._ndim)]
+            self._beside = [end for pair in reversed(pairs) for end in pair]
+            self.padding = 0
 
     def forward(self, x: Value) -> Value:
+        if self._beside is not None:
+            x = functional.pad(x, self._beside, self.padding_mode)
         return self._function(
             x,
             self.weight.value,
@@ -78,119 +96,85 @@ class Conv1d(_Convolution):
     """
 
     _ndim = 1
-    _function = staticmethod(convolution.conv1d)
+    _function = staticmethod(functional.conv1d)
 
 
 class Conv2d(_Convolution):
     """x [n, in, h, w] convolved with `weight` [out, in / groups, kh, kw]; see `Conv1d`."""
 
     _ndim = 2
-    _function = staticmethod(convolution.conv2d)
+    _function = staticmethod(functional.conv2d)
 
 
 class Conv3d(_Convolution):
     """x [n, in, d, h, w] convolved with `weight` [out, in / groups, kd, kh, kw]; see `Conv1d`."""
 
     _ndim = 3
-    _function = staticmethod(convolution.conv3d)
+    _function = staticmethod(functional.conv3d)
 
 
-class ConvTranspose2d(Module):
-    """The transposed convolution of x [n, in, h, w] with `weight` [in, out / groups, kh, kw], plus
-    `bias` [out]; see `pc.conv_transpose1d`.
+class _Transposed(Module):
+    """The transposed convolution of x [n, in, *spatial] with `weight` [in, out / groups, *kernel],
+    plus `bias` [out]; see `pc.conv_transpose1d`.
 
-    Both start uniform within 1 / sqrt(in / groups * kernel elements).
+    Both start uniform within 1 / sqrt(out / groups * kernel elements).
     """
+
+    _ndim: ClassVar[int]
+    _function: ClassVar[Callable[..., Value]]
 
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
-        kernel: Sizes,
+        kernel_size: Sizes,
         stride: Sizes = 1,
         padding: Padding = 0,
         output_padding: Sizes = 0,
-        dilation: Sizes = 1,
         groups: int = 1,
         bias: bool = True,
+        dilation: Sizes = 1,
         dtype: DType | str = "float32",
     ) -> None:
         _check_groups(in_channels, out_channels, groups)
-        extents = per_axis("kernel", kernel, 2)
-        fan = in_channels // groups * math.prod(extents)
+        extents = per_axis("kernel_size", kernel_size, self._ndim)
         shape = (in_channels, out_channels // groups, *extents)
+        fan = math.prod(shape[1:])
         self.weight, self.bias = _parameters(shape, out_channels, fan, bias, dtype)
         self.stride, self.padding, self.output_padding = stride, padding, output_padding
         self.dilation, self.groups = dilation, groups
 
     def forward(self, x: Value) -> Value:
-        return convolution.conv_transpose2d(
+        return self._function(
             x,
             self.weight.value,
             None if self.bias is None else self.bias.value,
             self.stride,
             self.padding,
             self.output_padding,
-            self.dilation,
             self.groups,
+            self.dilation,
         )
 
 
-class MaxPool2d(Module):
-    """The greatest element of each window of x [n, c, h, w]; `stride` is the kernel by default."""
+class ConvTranspose1d(_Transposed):
+    """The transposed convolution of x [n, in, length] with `weight` [in, out / groups, k], plus
+    `bias` [out]; see `pc.conv_transpose1d`. Both start uniform within 1 / sqrt(out / groups * k).
+    """
 
-    def __init__(
-        self,
-        kernel: Sizes,
-        stride: Sizes | None = None,
-        padding: Padding = 0,
-        dilation: Sizes = 1,
-    ) -> None:
-        self.kernel, self.stride, self.padding, self.dilation = kernel, stride, padding, dilation
-
-    def forward(self, x: Value) -> Value:
-        return convolution.max_pool2d(x, self.kernel, self.stride, self.padding, self.dilation)
+    _ndim = 1
+    _function = staticmethod(functional.conv_transpose1d)
 
 
-class AvgPool2d(Module):
-    """The average of each window of x [n, c, h, w]; see `pc.avg_pool1d`."""
+class ConvTranspose2d(_Transposed):
+    """The transposed convolution of x [n, in, h, w]; see `ConvTranspose1d`."""
 
-    def __init__(
-        self,
-        kernel: Sizes,
-        stride: Sizes | None = None,
-        padding: Padding = 0,
-        count_padding: bool = True,
-    ) -> None:
-        self.kernel, self.stride, self.padding = kernel, stride, padding
-        self.count_padding = count_padding
-
-    def forward(self, x: Value) -> Value:
-        return convolution.avg_pool2d(x, self.kernel, self.stride, self.padding, self.count_padding)
+    _ndim = 2
+    _function = staticmethod(functional.conv_transpose2d)
 
 
-class AdaptiveAvgPool2d(Module):
-    """Averages of x [n, c, h, w] to the extents `size`: [n, c, *size]."""
+class ConvTranspose3d(_Transposed):
+    """The transposed convolution of x [n, in, d, h, w]; see `ConvTranspose1d`."""
 
-    def __init__(self, size: Sizes) -> None:
-        self.size = size
-
-    def forward(self, x: Value) -> Value:
-        return convolution.adaptive_avg_pool2d(x, self.size)
-
-
-class Flatten(Module):
-    """Axes from `start` on become one; by default all but the first."""
-
-    def __init__(self, start: int = 1) -> None:
-        if start < 0:
-            raise AttributeValueError("axes are counted from the front here", got=start)
-        self.start = start
-
-    def forward(self, x: Value) -> Value:
-        if x.ndim <= self.start:
-            raise ShapeError(
-                "there is no axis to flatten", got=x.shape, expected=f"over {self.start} axes"
-            )
-        kept = x.shape[: self.start]
-        return x.reshape(*kept, math.prod(x.shape[self.start :]))
+    _ndim = 3
+    _function = staticmethod(functional.conv_transpose3d)

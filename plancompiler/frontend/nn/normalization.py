@@ -3,48 +3,137 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar
 
-from plancompiler.errors import AttributeValueError, JobError, ShapeError
+from plancompiler.errors import AttributeValueError, JobError, ShapeError, UsageError
 from plancompiler.frontend.functions import normalization
 from plancompiler.frontend.functions.training import moving_average_update
+from plancompiler.frontend.nn import functional
 from plancompiler.frontend.nn.module import Buffer, Module, Parameter
 from plancompiler.frontend.trace import JobBuilder, current_recorder
 from plancompiler.ir import DType, Phase, Value
+from plancompiler.ir.operators import whole_numbers
+from plancompiler.ir.source import user_line
 
 
 class RMSNorm(Module):
-    """Divides the last axis (of extent `dim`) by the root of its mean square, then scales by
-    `weight`.
+    """Divides the last axis, or the last axes of the extents `normalized_shape`, by the root of
+    their mean square, then scales by `weight`, unless without `elementwise_affine`.
     """
 
-    def __init__(self, dim: int, eps: float = 1e-5, dtype: DType | str = "float32") -> None:
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        dtype: DType | str = "float32",
+    ) -> None:
         self.eps = eps
-        self.weight = Parameter((dim,), dtype, "ones")
+        self.shape = whole_numbers("normalized_shape", normalized_shape)
+        self.weight = Parameter(self.shape, dtype, "ones") if elementwise_affine else None
 
     def forward(self, x: Value) -> Value:
-        return normalization.rms_norm(x, self.weight.value, self.eps)
+        weight = None if self.weight is None else self.weight.value
+        if weight is not None and len(self.shape) == 1:
+            return normalization.rms_norm(x, weight, self.eps)
+        return functional.rms_norm(x, self.shape, weight, self.eps)
+
+
+def _affine(
+    channels: int, affine: bool, dtype: DType | str
+) -> tuple[Parameter | None, Parameter | None]:
+    """Weight and bias of channels, or none."""
+    if not affine:
+        return None, None
+    return Parameter((channels,), dtype, "ones"), Parameter((channels,), dtype, "zeros")
+
+
+def _value(parameter: Parameter | None) -> Value | None:
+    return None if parameter is None else parameter.value
 
 
 class GroupNorm(Module):
-    """Normalises x [n, channels, *spatial] over each of `groups` groups of channels and space."""
+    """Normalises x [n, channels, *spatial] over each of `num_groups` groups of channels and space,
+    then scales by `weight` and shifts by `bias`, unless without `affine`.
+    """
 
     def __init__(
-        self, groups: int, channels: int, eps: float = 1e-5, dtype: DType | str = "float32"
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        dtype: DType | str = "float32",
     ) -> None:
-        if groups < 1 or channels % groups:
+        if num_groups < 1 or num_channels % num_groups:
             raise AttributeValueError(
                 "the groups must divide the channels evenly",
-                got=f"{channels} channels in {groups} groups",
+                got=f"{num_channels} channels in {num_groups} groups",
             )
-        self.groups, self.eps = groups, eps
-        self.weight = Parameter((channels,), dtype, "ones")
-        self.bias = Parameter((channels,), dtype, "zeros")
+        self.num_groups, self.eps = num_groups, eps
+        self.weight, self.bias = _affine(num_channels, affine, dtype)
 
     def forward(self, x: Value) -> Value:
         return normalization.group_norm(
-            x, self.groups, self.weight.value, self.bias.value, self.eps
+            x, self.num_groups, _value(self.weight), _value(self.bias), self.eps
         )
+
+
+class _InstanceNorm(Module):
+    _ndim: ClassVar[int]
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = False,
+        track_running_stats: bool = False,
+        dtype: DType | str = "float32",
+    ) -> None:
+        if track_running_stats:
+            raise UsageError(
+                "an instance is normalised by its own statistics",
+                source=user_line(),
+                got="track_running_stats=True",
+                expected="False",
+                hint="pc.nn.BatchNorm2d keeps running statistics",
+            )
+        self.num_features, self.eps = num_features, eps
+        self.weight, self.bias = _affine(num_features, affine, dtype)
+
+    def forward(self, x: Value) -> Value:
+        single = x.ndim == self._ndim + 1
+        if x.ndim not in (self._ndim + 1, self._ndim + 2):
+            raise ShapeError(
+                f"{type(self).__name__} takes another number of axes",
+                got=x.shape,
+                expected=f"{self._ndim + 1} or {self._ndim + 2} axes",
+            )
+        images = x.reshape((1, *x.shape)) if single else x
+        made = normalization.instance_norm(images, _value(self.weight), _value(self.bias), self.eps)
+        return made.reshape(x.shape) if single else made
+
+
+class InstanceNorm1d(_InstanceNorm):
+    """Normalises each channel of each x [n, channels, length] over the length; with `affine` scales
+    by `weight` and shifts by `bias`.
+    """
+
+    _ndim = 1
+
+
+class InstanceNorm2d(_InstanceNorm):
+    """Normalises each channel of each x [n, channels, h, w] over space; see `InstanceNorm1d`."""
+
+    _ndim = 2
+
+
+class InstanceNorm3d(_InstanceNorm):
+    """Normalises each channel of each x [n, channels, d, h, w] over space; see `InstanceNorm1d`."""
+
+    _ndim = 3
 
 
 class _BatchNorm(Module):
@@ -53,9 +142,11 @@ class _BatchNorm(Module):
 
     def __init__(
         self,
-        channels: int,
-        momentum: float = 0.1,
+        num_features: int,
         eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
         dtype: DType | str = "float32",
     ) -> None:
         if not 0.0 < momentum <= 1.0:
@@ -65,10 +156,11 @@ class _BatchNorm(Module):
                 expected="0 < momentum <= 1",
             )
         self.momentum, self.eps = momentum, eps
-        self.weight = Parameter((channels,), dtype, "ones")
-        self.bias = Parameter((channels,), dtype, "zeros")
-        self.running_mean = Buffer((channels,), dtype, "zeros")
-        self.running_variance = Buffer((channels,), dtype, "ones")
+        self.weight, self.bias = _affine(num_features, affine, dtype)
+        self.tracks = track_running_stats
+        if track_running_stats:
+            self.running_mean = Buffer((num_features,), dtype, "zeros")
+            self.running_var = Buffer((num_features,), dtype, "ones")
 
     def forward(self, x: Value) -> Value:
         if x.ndim not in self._ndims:
@@ -77,13 +169,14 @@ class _BatchNorm(Module):
                 got=x.shape,
                 expected=" or ".join(map(str, self._ndims)) + " axes",
             )
-        if self.training:
+        if self.training or not self.tracks:
             mean, variance = normalization.batch_statistics(x)
-            self._keep(x, mean, variance)
+            if self.tracks:
+                self._keep(x, mean, variance)
         else:
-            mean, variance = self.running_mean.value, self.running_variance.value
+            mean, variance = self.running_mean.value, self.running_var.value
         return normalization.batch_norm(
-            x, self.weight.value, self.bias.value, mean, variance, self.eps
+            x, _value(self.weight), _value(self.bias), mean, variance, self.eps
         )
 
     def _keep(self, x: Value, mean: Value, variance: Value) -> None:
@@ -94,7 +187,7 @@ class _BatchNorm(Module):
         with recorder.phase(Phase.UPDATE):
             # The variance of a batch is around its own mean, and so too small by this factor.
             unbiased = variance * (count / max(1, count - 1))
-            for kept, new in ((self.running_mean, mean), (self.running_variance, unbiased)):
+            for kept, new in ((self.running_mean, mean), (self.running_var, unbiased)):
                 state = kept.value
                 seen = new if new.dtype is state.dtype else new.cast(state.dtype)
                 moving_average_update(state, seen, decay=1.0 - self.momentum)
@@ -118,7 +211,7 @@ class BatchNorm1d(_BatchNorm):
     """Normalises each channel of x [n, channels] or [n, channels, length] over the rest.
 
     In training with mean and variance of the batch (the whole one, on any layout), which also go
-    into `running_mean` and `running_variance` with the weight `momentum`; in `eval` mode with those
+    into `running_mean` and `running_var` with the weight `momentum`; in `eval` mode with those
     two. A job may call it once in training mode, as each call would be an update.
     """
 
@@ -129,3 +222,17 @@ class BatchNorm2d(_BatchNorm):
     """Normalises each channel of x [n, channels, h, w] over the rest; see `BatchNorm1d`."""
 
     _ndims = (4,)
+
+
+class BatchNorm3d(_BatchNorm):
+    """Normalises each channel of x [n, channels, d, h, w] over the rest; see `BatchNorm1d`."""
+
+    _ndims = (5,)
+
+
+class SyncBatchNorm(_BatchNorm):
+    """Normalises each channel of x [n, channels, ...] over the rest. Every batch norm here is over
+    the whole batch, on any layout; this is PyTorch's name for it.
+    """
+
+    _ndims = (2, 3, 4, 5)

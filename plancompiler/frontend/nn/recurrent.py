@@ -1,0 +1,319 @@
+"""Recurrent layers, with PyTorch's parameters.
+
+Weights are those of PyTorch's layers, by name and shape: `weight_ih_l0` [gates hidden, in],
+`weight_hh_l0` [gates hidden, hidden], `bias_ih_l0` and `bias_hh_l0`, `_l1` of the next layer,
+`_reverse` of the other direction. All start uniform within 1 / sqrt(hidden). What the inputs add to
+the gates is one product for all times; the rest is one op for each layer and direction. The batch
+may be split.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+from plancompiler.errors import AttributeValueError, ShapeError, UsageError
+from plancompiler.frontend.functions.linear import linear
+from plancompiler.frontend.functions.shape import concat, stack
+from plancompiler.frontend.nn import functional
+from plancompiler.frontend.nn.module import Module, Parameter
+from plancompiler.ir import AttrValue, DType
+from plancompiler.ops.registry import apply
+
+
+class _Direction:
+    """The parameters of one layer in one direction, which its module owns."""
+
+    def __init__(self, module: Module, suffix: str) -> None:
+        def value(name: str) -> Any:
+            parameter = getattr(module, f"{name}{suffix}", None)
+            return None if parameter is None else parameter.value
+
+        self.of_input, self.of_state = value("weight_ih"), value("weight_hh")
+        self.bias_input, self.bias_state = value("bias_ih"), value("bias_hh")
+
+
+def _run(
+    kind: str, given: _Direction, x: Any, states: list[Any], attrs: dict[str, AttrValue]
+) -> Any:
+    """The states of all steps of x [t, n, in] (of `lstm` also the cells)."""
+    if kind == "gru":
+        bias = given.bias_state
+        if bias is None:
+            weight = given.of_state
+            bias = weight._full(weight.shape[:1], weight.dtype, 0.0)  # noqa: SLF001  # what every tensor has
+        gates = linear(x, given.of_input, given.bias_input)
+        return apply("gru", gates, given.of_state, bias, *states, **attrs)[0]
+    bias = None if given.bias_input is None else given.bias_input + given.bias_state
+    gates = linear(x, given.of_input, bias)
+    made = apply(kind, gates, given.of_state, *states, **attrs)
+    return made[:2] if kind == "lstm" else made
+
+
+class _Weights(Module):
+    """What layers and cells share: their parameters."""
+
+    _kind: ClassVar[str]
+    _gates: ClassVar[int]
+
+    def _add(self, suffix: str, inputs: int, hidden: int, bias: bool, dtype: DType | str) -> None:
+        bound = 1.0 / math.sqrt(max(1, hidden))
+        rows = self._gates * hidden
+        shapes: dict[str, tuple[int, ...]] = {
+            "weight_ih": (rows, inputs),
+            "weight_hh": (rows, hidden),
+        }
+        if bias:
+            shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
+        for name, shape in shapes.items():
+            setattr(self, name + suffix, Parameter(shape, dtype, "uniform", (-bound, bound)))
+
+
+def _check(name: str, **sizes: int) -> None:
+    for what, size in sizes.items():
+        if size < 1:
+            raise AttributeValueError(f"{name} needs {what} of at least 1", got=size)
+
+
+def _zeros(x: Any, shape: tuple[int, ...]) -> Any:
+    return x._full(shape, x.dtype, 0.0)  # noqa: SLF001  # what every tensor has
+
+
+class _Recurrent(_Weights):
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        dtype: DType | str = "float32",
+    ) -> None:
+        _check(
+            type(self).__name__,
+            input_size=input_size,
+            hidden_size=hidden_size,
+            num_layers=num_layers,
+        )
+        if not 0.0 <= dropout <= 1.0:
+            raise AttributeValueError("a dropout probability is a share", got=dropout)
+        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
+        self.batch_first, self.dropout, self.bidirectional = batch_first, dropout, bidirectional
+        self._attrs: dict[str, AttrValue] = {}
+        for layer in range(num_layers):
+            inputs = input_size if layer == 0 else hidden_size * self.directions
+            for suffix in self._suffixes(layer):
+                self._add(suffix, inputs, hidden_size, bias, dtype)
+
+    @property
+    def directions(self) -> int:
+        """1, or 2 of a layer that also reads backwards."""
+        return 2 if self.bidirectional else 1
+
+    def _suffixes(self, layer: int) -> list[str]:
+        return [f"_l{layer}", f"_l{layer}_reverse"][: self.directions]
+
+    def _layers(self, x: Any, states: list[Any]) -> tuple[Any, list[Any]]:
+        """Outputs of the last layer for x [t, n, in], and last states, each kind of state as
+        [layers directions, n, hidden].
+        """
+        count = self.num_layers * self.directions
+        wanted = (count, x.shape[1], self.hidden_size)
+        for state in states:
+            if state.shape != wanted:
+                raise ShapeError("first states do not fit", got=state.shape, expected=wanted)
+        zeros = _zeros(x, wanted[1:])
+        kinds = 2 if self._kind == "lstm" else 1
+        last: list[list[Any]] = [[] for _ in range(kinds)]
+        for layer in range(self.num_layers):
+            if layer and self.dropout and self.training:
+                x = functional.dropout(x, self.dropout)
+            outputs = []
+            for direction, suffix in enumerate(self._suffixes(layer)):
+                place = layer * self.directions + direction
+                first = [state[place] for state in states] or [zeros] * kinds
+                made = _run(
+                    self._kind,
+                    _Direction(self, suffix),
+                    x,
+                    first,
+                    {**self._attrs, "reverse": direction == 1},
+                )
+                every = made if kinds == 2 else (made,)
+                outputs.append(every[0])
+                end = 0 if direction else x.shape[0] - 1
+                for kept, each, begun in zip(last, every, first, strict=True):
+                    kept.append(each[end] if x.shape[0] else begun)
+            x = outputs[0] if len(outputs) == 1 else concat(outputs, 2)
+        return x, [stack(each, 0) for each in last]
+
+    def _forward(self, x: Any, states: list[Any]) -> tuple[Any, list[Any]]:
+        single = x.ndim == 2
+        if x.ndim not in (2, 3) or x.shape[-1] != self.input_size:
+            raise ShapeError(
+                f"{type(self).__name__} takes sequences of vectors",
+                got=x.shape,
+                expected=f"[n, t, {self.input_size}]"
+                if self.batch_first
+                else f"[t, n, {self.input_size}]",
+            )
+        if single:
+            x = x.reshape((x.shape[0], 1, x.shape[1]))
+            states = [each.reshape((each.shape[0], 1, *each.shape[1:])) for each in states]
+        elif self.batch_first:
+            x = x.transpose((1, 0, 2))
+        made, last = self._layers(x, states)
+        if single:
+            made = made.reshape((made.shape[0], made.shape[2]))
+            last = [each.reshape((each.shape[0], each.shape[2])) for each in last]
+        elif self.batch_first:
+            made = made.transpose((1, 0, 2))
+        return made, last
+
+
+class LSTM(_Recurrent):
+    """Long short-term memory of x [t, n, in] (or [t, in]; with `batch_first` [n, t, in]).
+
+    Gives the states of all steps of the last layer [t, n, hidden directions], and the last state
+    and cell of each layer and direction, [layers directions, n, hidden] each; `hx` is such a pair
+    to start from, by default zeros. See `pc.nn.recurrent` for the weights.
+    """
+
+    _kind, _gates = "lstm", 4
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        dtype: DType | str = "float32",
+    ) -> None:
+        if proj_size:
+            raise UsageError(
+                "LSTM does not project its state",
+                got=f"proj_size={proj_size}",
+                expected="0",
+                hint="put an nn.Linear behind it",
+            )
+        super().__init__(
+            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, dtype
+        )
+
+    def forward(self, input: Any, hx: tuple[Any, Any] | None = None) -> Any:  # noqa: A002  # PyTorch's name
+        made, (h, c) = self._forward(input, [] if hx is None else list(hx))
+        return made, (h, c)
+
+
+class GRU(_Recurrent):
+    """Gated recurrent units of x [t, n, in]; see `LSTM`, with states only."""
+
+    _kind, _gates = "gru", 3
+
+    def forward(self, input: Any, hx: Any = None) -> Any:  # noqa: A002  # PyTorch's name
+        made, (h,) = self._forward(input, [] if hx is None else [hx])
+        return made, h
+
+
+class RNN(_Recurrent):
+    """A plain recurrent layer of x [t, n, in]: tanh or relu of what input and state add; see
+    `LSTM`, with states only.
+    """
+
+    _kind, _gates = "rnn", 1
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: str = "tanh",
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        dtype: DType | str = "float32",
+    ) -> None:
+        super().__init__(
+            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, dtype
+        )
+        self._attrs = _nonlinearity(nonlinearity)
+
+    def forward(self, input: Any, hx: Any = None) -> Any:  # noqa: A002  # PyTorch's name
+        made, (h,) = self._forward(input, [] if hx is None else [hx])
+        return made, h
+
+
+def _nonlinearity(name: str) -> dict[str, AttrValue]:
+    if name not in ("tanh", "relu"):
+        raise AttributeValueError("unknown nonlinearity", got=repr(name), expected="tanh or relu")
+    return {"nonlinearity": name}
+
+
+class _Cell(_Weights):
+    def __init__(
+        self, input_size: int, hidden_size: int, bias: bool = True, dtype: DType | str = "float32"
+    ) -> None:
+        _check(type(self).__name__, input_size=input_size, hidden_size=hidden_size)
+        self.input_size, self.hidden_size = input_size, hidden_size
+        self._attrs: dict[str, AttrValue] = {}
+        self._add("", input_size, hidden_size, bias, dtype)
+
+    def _step(self, x: Any, states: list[Any]) -> list[Any]:
+        single = x.ndim == 1
+        rows = 1 if single else x.shape[0]
+        kinds = 2 if self._kind == "lstm" else 1
+        states = states or [_zeros(x, (rows, self.hidden_size))] * kinds
+        states = [each.reshape((rows, self.hidden_size)) for each in states]
+        made = _run(
+            self._kind, _Direction(self, ""), x.reshape((1, rows, x.shape[-1])), states, self._attrs
+        )
+        every = made if kinds == 2 else (made,)
+        return [each[0, 0] if single else each[0] for each in every]
+
+
+class LSTMCell(_Cell):
+    """One step of an `LSTM`: x [n, in] (or [in]) and a pair of states [n, hidden] to the next
+    pair. Weights are `weight_ih`, `weight_hh`, `bias_ih`, `bias_hh`.
+    """
+
+    _kind, _gates = "lstm", 4
+
+    def forward(self, input: Any, hx: tuple[Any, Any] | None = None) -> Any:  # noqa: A002  # PyTorch's name
+        h, c = self._step(input, [] if hx is None else list(hx))
+        return h, c
+
+
+class GRUCell(_Cell):
+    """One step of a `GRU`: x [n, in] (or [in]) and a state [n, hidden] to the next state."""
+
+    _kind, _gates = "gru", 3
+
+    def forward(self, input: Any, hx: Any = None) -> Any:  # noqa: A002  # PyTorch's name
+        return self._step(input, [] if hx is None else [hx])[0]
+
+
+class RNNCell(_Cell):
+    """One step of an `RNN`: x [n, in] (or [in]) and a state [n, hidden] to the next state."""
+
+    _kind, _gates = "rnn", 1
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        nonlinearity: str = "tanh",
+        dtype: DType | str = "float32",
+    ) -> None:
+        super().__init__(input_size, hidden_size, bias, dtype)
+        self._attrs = _nonlinearity(nonlinearity)
+
+    def forward(self, input: Any, hx: Any = None) -> Any:  # noqa: A002  # PyTorch's name
+        return self._step(input, [] if hx is None else [hx])[0]
