@@ -243,7 +243,6 @@ def test_a_network_learns_digits_on_every_layout(ranks, tmp_path):
         lambda: nn.ConvTranspose2d(4, 3, 3, groups=2),
         lambda: nn.GroupNorm(3, 4),
         lambda: nn.BatchNorm1d(3, momentum=0.0),
-        lambda: nn.Flatten(-1),
     ],
 )
 def test_wrong_sizes_are_refused(make):

@@ -265,6 +265,9 @@ class Module:
             names.placements.append(placement)
             try:
                 return self.forward(*args, **kwargs)
+            except PlanCompilerError as error:
+                error.at(source=user_line())
+                raise
             finally:
                 names.placements.pop()
         with ExitStack() as around:
