@@ -68,7 +68,8 @@ if TYPE_CHECKING:
         using_generator,
     )
     from plancompiler.eager.creation import tensor  # not the module of that name
-    from plancompiler.importers.rules import torch_rule
+    from plancompiler.importers.onnx_reader import from_onnx
+    from plancompiler.importers.rules import onnx_rule, torch_rule
     from plancompiler.importers.torch_reader import from_torch
     from plancompiler.jit.compile import compile
     from plancompiler.passes import Config
@@ -86,7 +87,9 @@ _LATER = {
     "CompiledPlans": "plancompiler.plan.compiled_plans",
     "read_plans": "plancompiler.plan.compiled_plans",
     "Config": "plancompiler.passes",
+    "from_onnx": "plancompiler.importers.onnx_reader",
     "from_torch": "plancompiler.importers.torch_reader",
+    "onnx_rule": "plancompiler.importers.rules",
     "torch_rule": "plancompiler.importers.rules",
     "eager": "plancompiler.eager",
     **dict.fromkeys(
@@ -173,6 +176,7 @@ __all__ = [
     "eager",
     "errors",
     "from_local",
+    "from_onnx",
     "from_torch",
     "full",
     "gradients",
@@ -187,6 +191,7 @@ __all__ = [
     "nn",
     "no_grad",
     "ones",
+    "onnx_rule",
     "op",
     "optim",
     "output",

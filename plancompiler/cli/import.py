@@ -14,8 +14,11 @@ from plancompiler.cli.options import json_option
 from plancompiler.cli.output import print_json, print_note
 from plancompiler.errors import UsageError
 from plancompiler.importers.hugging_face import from_folder
+from plancompiler.importers.imported_module import ImportedModel
 from plancompiler.importers.model_folder import write_model
+from plancompiler.importers.onnx_reader import from_onnx
 from plancompiler.importers.torch_reader import from_torch
+from plancompiler.ir.strict_json import parse_json
 
 
 @click.group("import")
@@ -62,7 +65,64 @@ def torch_command(source: str, out: Path, batch: int, length: int, as_json: bool
         module, example = _module_of(source)
         begin = time.perf_counter()
         model = from_torch(module, example)
-    seconds = time.perf_counter() - begin
+    _write(model, out, time.perf_counter() - begin, as_json)
+
+
+@import_command.command("onnx")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The folder to write.")
+@click.option(
+    "--shape", "shapes", multiple=True, help="The shape of an input, such as input=1,3,224,224."
+)
+@click.option(
+    "--constant", "constants", multiple=True, help="The value of an input, such as use_cache=false."
+)
+@click.option("--trainable", multiple=True, help="Pattern of parameters to train (default: all).")
+@json_option
+def onnx_command(
+    file: Path,
+    out: Path,
+    shapes: tuple[str, ...],
+    constants: tuple[str, ...],
+    trainable: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Import an ONNX model. FILE is data: nothing of it is executed.
+
+    \b
+    Example:
+      plancompiler import onnx model.onnx --out model --shape input=8,3,224,224 --json
+      plancompiler compile model --ranks 2
+    """
+    sizes = {name: _shape(text) for name, text in map(_named, shapes)}
+    values = {name: _value(text) for name, text in map(_named, constants)}
+    begin = time.perf_counter()
+    model = from_onnx(file, shapes=sizes, constants=values, trainable=trainable or None)
+    _write(model, out, time.perf_counter() - begin, as_json)
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, equals, value = text.rpartition("=")
+    if not equals or not name:
+        raise UsageError("an input is given as NAME=VALUE", got=repr(text))
+    return name, value
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(each) for each in text.split(",") if each)
+    except ValueError:
+        raise UsageError(
+            "a shape has whole numbers", got=repr(text), expected="such as 1,3,224,224"
+        ) from None
+
+
+def _value(text: str) -> Any:
+    return parse_json(text.encode(), "the value of a constant", error=UsageError)
+
+
+def _write(model: ImportedModel, out: Path, seconds: float, as_json: bool) -> None:
+    """Write the folder, and say what is in it."""
     write_model(model, out)
     targets = sorted({node.target for node in model.graph.nodes})
     numbers = sum(_size(each.shape) for each in model.parameters())

@@ -1,1 +1,1 @@
-"""Models of other systems as modules of this package: PyTorch."""
+"""Models of other systems as modules of this package: PyTorch, ONNX."""

@@ -35,6 +35,24 @@ class ImportedModule(Module):
         return super().__repr__().replace(type(self).__name__, self.author_class, 1)
 
 
+RESERVED_NAMES = frozenset(
+    [
+        "_exported",
+        "_graphs",
+        "_traced",
+        "arguments",
+        "author_class",
+        "graph",
+        "parent",
+        "rules",
+        "tensors",
+        "training",
+        *dir(ImportedModule),
+    ]
+)
+"""Names that a parameter of an imported model cannot have, as its module has them already."""
+
+
 class ImportedModel(ImportedModule):
     """An imported model. Calling it takes the arguments of the example, by position or keyword, and
     returns what the original returns.
@@ -263,15 +281,20 @@ class GraphRun:
         dtype than the author's system says.
         """
         for node in self._graph.nodes:
-            with self._lines_of(node.source):
-                try:
-                    result = self._result(node)
-                except PlanCompilerError as error:
-                    place = None if node.source is UNKNOWN_SOURCE else node.source
-                    raise error.at(op=f"{node.name} ({node.target})", source=place) from None
-            self._values[node.name] = result
+            self.compute(node)
             if check:
-                _check(node, result)
+                _check(node, self._values[node.name])
+
+    def compute(self, node: Node) -> Any:
+        """The result of one node, whose arguments are computed."""
+        with self._lines_of(node.source):
+            try:
+                result = self._result(node)
+            except PlanCompilerError as error:
+                place = None if node.source is UNKNOWN_SOURCE else node.source
+                raise error.at(op=f"{node.name} ({node.target})", source=place) from None
+        self._values[node.name] = result
+        return result
 
     def tensor(self, name: str) -> Any:
         """A value of the graph as a tensor."""
@@ -315,6 +338,17 @@ class GraphRun:
             dtype = node.types[0].dtype
         shapes = [tensor.shape for tensor in tensors]
 
+        def array(ref: Ref) -> Any:
+            value = named[ref.name]
+            if isinstance(value, np.ndarray):
+                return value
+            raise ModelImportError(
+                "what a model computes cannot depend on the values of tensors here",
+                got=f"{ref.name} {value}",
+                expected="a constant of the model",
+                hint="give it a value while importing, if the importer takes constants",
+            )
+
         def operand(ref: Ref) -> Any:
             value = named[ref.name]
             if isinstance(value, np.ndarray):
@@ -326,7 +360,11 @@ class GraphRun:
                 return _moved(value, home, dtype)
             return value
 
-        positional, by_name = filled((node.args, dict(node.kwargs)), operand)
+        positional = [
+            filled(argument, array if at in rule.known else operand)
+            for at, argument in enumerate(node.args)
+        ]
+        by_name = filled(dict(node.kwargs), operand)
         if rule.typed:
             by_name["result"] = node.types[0]
         return rule.function(*positional, **by_name)
@@ -399,5 +437,5 @@ def _check(node: Node, result: Any) -> None:
                 source=node.source,
                 got=f"{tensor.dtype}{list(tensor.shape)}",
                 expected=str(expected),
-                hint="report the model, or replace the rule with @pc.torch_rule",
+                hint="report the model, or replace the rule with @pc.torch_rule or @pc.onnx_rule",
             )

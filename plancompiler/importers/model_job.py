@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,15 @@ from plancompiler.frontend.trace import input as job_input
 from plancompiler.frontend.trace import job, output
 from plancompiler.importers.graph import Fields
 from plancompiler.importers.model_folder import read_model
+from plancompiler.importers.onnx_table import ONNX_RULES
 from plancompiler.importers.torch_rules import TORCH_RULES
 from plancompiler.ir import Job, Placement, TensorType
 from plancompiler.ir.arguments import is_file
 from plancompiler.ir.operators import TensorOperators
 from plancompiler.ir.strict_json import parse_json
+
+RULES = ChainMap(TORCH_RULES, ONNX_RULES)
+"""Of every system, as a folder does not say which one its model is from."""
 
 
 def build(
@@ -44,7 +49,7 @@ def build(
     `{"*.q_proj.weight": ["B", "S(0)"]}`.
     """
     mesh = _mesh(device, dp, tp, ranks)
-    model = read_model(folder, TORCH_RULES)
+    model = read_model(folder, RULES)
     model.place(mesh, _layout(layout))
     with job(folder.name, seed=seed) as built:
         given = _inputs(model.arguments.inputs, data, mesh)

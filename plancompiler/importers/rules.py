@@ -7,7 +7,7 @@ a model is imported; a rule sees it as a tensor, or as a NumPy array if it asks 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -28,10 +28,46 @@ class Rule:
     """Operands broadcast, and take the dtype of the result before anything is computed."""
     typed: bool = False
     """The function takes `result`, the type of the result."""
+    known: tuple[int, ...] = ()
+    """Positions of arguments whose values decide about shapes: they are constants of the model,
+    and come as NumPy arrays."""
 
 
 TORCH_RULES: dict[str, Rule] = {}
 """By `namespace.op.overload`, such as `aten.add.Tensor`."""
+ONNX_RULES: dict[str, Rule] = {}
+"""By domain, operator and the first opset that the rule is for: `onnx.Softmax.13`."""
+ONNX_DOMAIN = "onnx"
+"""How the domain of the standard's own operators, which has no name there, is called in rules."""
+
+
+def onnx_rule(
+    *names: str,
+    since: int = 1,
+    arrays: bool = False,
+    promotes: bool = False,
+    typed: bool = False,
+    known: Sequence[int] = (),
+) -> Callable[[Defined], Defined]:
+    """Decorates the rule of operators of ONNX: `@pc.onnx_rule("com.microsoft.FastGelu")`.
+
+    The function takes an operator's inputs by position, None for those that a node leaves out, and
+    its attributes by keyword; it returns a tensor, or a tuple of them. Where it has a parameter
+    `outputs`, that is the number of results that the node names. A rule holds for models with an
+    opset of its domain from `since` on, until there is a newer one, and replaces an older rule with
+    the same `since`. Inputs at the positions `known` must be constants of the model and come as
+    NumPy arrays; with `arrays` all constants do. `promotes` and `typed` are as in `pc.torch_rule`.
+    A name without a domain is one of the standard's operators.
+    """
+
+    def define(function: Defined) -> Defined:
+        for name in names:
+            domain, _, operator = name.rpartition(".")
+            target = f"{domain or ONNX_DOMAIN}.{operator}.{since}"
+            ONNX_RULES[target] = Rule(function, arrays, promotes, typed, tuple(known))
+        return function
+
+    return define
 
 
 def torch_rule(

@@ -38,7 +38,7 @@ def require_rules(graph: Graph, rules: Mapping[str, Rule]) -> None:
         source=user_line(),
         got="; ".join(described),
         hint='write each with functions of this package: @pc.torch_rule("namespace.op.overload") '
-        "decorates a function of the operation's arguments",
+        'or @pc.onnx_rule("domain.Operator") decorates a function of the operation\'s arguments',
     )
 
 
