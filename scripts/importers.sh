@@ -18,9 +18,11 @@ install_importers() {
     fi
     install_project test
     if "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then
-        step "Install PyTorch and transformers"
+        step "Install PyTorch, transformers and ONNX"
         "$venv/bin/python" -m pip install -qq --disable-pip-version-check \
-            torch==2.13.0 transformers==5.23.0
+            torch==2.13.0 transformers==5.23.0 onnx onnxruntime onnxscript
+        "$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-deps \
+            rapidocr-onnxruntime # only for the models that it holds
     else
         echo "PyTorch would bring CUDA on this Python; its tests skip." >&2
     fi

@@ -351,11 +351,11 @@ def _aligned(
 ) -> Any:
     shift = 0.5 if transform == "half_pixel" else 0.0
     corners = rois * scale - shift
-    rows = rois.shape[0]
+    boxes = rois.shape[0]
     axes = []
-    for axis, (first_corner, second_corner) in enumerate(((1, 3), (0, 2))):
+    for axis, (low, high) in enumerate(((1, 3), (0, 2))):
         extent, cells = x.shape[2 + axis], size[axis]
-        begin, end = f.select(corners, 1, first_corner), f.select(corners, 1, second_corner)
+        begin, end = f.select(corners, 1, low), f.select(corners, 1, high)
         length = end - begin
         if transform != "half_pixel":
             length = f.maximum(length, 1.0)
@@ -368,25 +368,25 @@ def _aligned(
         base = f.floor(place)
         away = place - base
         keep = f.logical_not(out).cast(x.dtype)
-        first = base.cast(DType.INT64)
-        second = f.clip(base + 1, 0.0, extent - 1.0).cast(DType.INT64)
-        axes.append([(first, (1 - away) * keep), (second, away * keep)])
+        near = base.cast(DType.INT64)
+        far = f.clip(base + 1, 0.0, extent - 1.0).cast(DType.INT64)
+        axes.append([(near, (1 - away) * keep), (far, away * keep)])
     n, c, height, width = x.shape
     flat = x.transpose([0, 2, 3, 1]).reshape([n * height * width, c])
-    start = f.reshape(batches.cast(DType.INT64), [rows, 1, 1]) * (height * width)
+    start = f.reshape(batches.cast(DType.INT64), [boxes, 1, 1]) * (height * width)
     parts = []
-    for (upper, vertical), (left, horizontal) in itertools.product(*axes):
-        index = start + f.unsqueeze(upper, 2) * width + f.unsqueeze(left, 1)
+    for (row, vertical), (column, horizontal) in itertools.product(*axes):
+        index = start + f.unsqueeze(row, 2) * width + f.unsqueeze(column, 1)
         share = f.unsqueeze(vertical, 2) * f.unsqueeze(horizontal, 1)
         picked = f.index_select(flat, index.reshape([math.prod(index.shape)]), 0)
         parts.append(picked.reshape([*index.shape, c]) * f.unsqueeze(share, 3))
-    cells = [rows, size[0], samples, size[1], samples, c]
+    grid = [boxes, size[0], samples, size[1], samples, c]
     if mode == "avg":
         total = parts[0] + parts[1] + parts[2] + parts[3]
-        made = f.mean(total.reshape(cells), [2, 4])
+        made = f.mean(total.reshape(grid), [2, 4])
     else:
         most = f.maximum(f.maximum(parts[0], parts[1]), f.maximum(parts[2], parts[3]))
-        made = f.max(most.reshape(cells), [2, 4])
+        made = f.max(most.reshape(grid), [2, 4])
     return made.transpose([0, 3, 1, 2])
 
 
