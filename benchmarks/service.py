@@ -30,6 +30,7 @@ from pathlib import Path
 import plancompiler as pc
 from benchmarks.light_client import LightClient
 from plancompiler.cluster.token import find_credential
+from plancompiler.engines.local import LocalLauncher, LocalRank
 from plancompiler.plan.job_serde import job_to_bytes
 from plancompiler.running.client import Client
 from plancompiler.running.worker_processes import WorkerProcesses
@@ -178,9 +179,11 @@ def cluster(ranks: int, with_journal: bool) -> Iterator[tuple[str, int, list[int
         try:
             assert master.stdout is not None
             address = json.loads(master.stdout.readline())["address"]
-            workers = WorkerProcesses(address, ranks)
+            launcher = LocalLauncher(os.environ, subprocess.DEVNULL)
+            workers = WorkerProcesses(launcher, address, None, ranks)
             try:
-                yield address, master.pid, workers.pids
+                ranks_here = [each for each in workers.started if isinstance(each, LocalRank)]
+                yield address, master.pid, [each.process.pid for each in ranks_here]
             finally:
                 workers.close()
         finally:
