@@ -20,6 +20,7 @@ from plancompiler.cluster.channel import report_of
 from plancompiler.cluster.chunks import Parcel, Reservation
 from plancompiler.cluster.messages import (
     ClusterStatus,
+    Compile,
     Heartbeat,
     JobEvent,
     JobPhase,
@@ -96,6 +97,11 @@ _ALIVE_SECONDS = 0.5
 _ALIVE_SECONDS_PER_READER = 0.0025
 """With many readers it is less often, so that this takes a bounded part of the master's time."""
 _INLINE_BYTES = 256 << 10
+"""Feeds of a step that go with the command to run it."""
+_INLINE_SLICE_BYTES = 4 << 10
+"""A slice or plan that goes with the command to compile it. Larger ones are fetched, a few at the
+same time, as a large world has many.
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -661,7 +667,10 @@ class MasterShell:
 
     def count_sent(self, request: FetchRequest, nbytes: int) -> None:
         """So many bytes are about to be sent to a worker."""
-        self.channel(request.job_id).sent_bytes += nbytes
+        self._count_sent(self.channel(request.job_id), nbytes)
+
+    def _count_sent(self, channel: JobChannel, nbytes: int) -> None:
+        channel.sent_bytes += nbytes
         self._sent_bytes += nbytes
 
     # --- actions ------------------------------------------------------------------------------
@@ -709,6 +718,8 @@ class MasterShell:
             _log.warning("refused worker %d: %s", connection.number, message.error.what)
         elif isinstance(message, Run) and message.fed:
             message = self._with_small_feeds(message)
+        elif isinstance(message, Compile) and message.copy is None:
+            message = self._with_small_slice(message)
         connection.outbox.put_nowait(message)
 
     def _with_small_feeds(self, message: Run) -> Run:
@@ -717,6 +728,16 @@ class MasterShell:
         if parcel is None or parcel.wire_bytes > _INLINE_BYTES:
             return message
         return replace(message, feeds=Chunk.FromString(parcel.messages[0]).data)
+
+    def _with_small_slice(self, message: Compile) -> Compile:
+        """Spare the worker a call where what it compiles fits into the command itself."""
+        channel = self._channels[message.job_id]
+        parcel = channel.parcels.get(message.rank)
+        if parcel is None or parcel.wire_bytes > _INLINE_SLICE_BYTES:
+            return message
+        (chunk,) = parcel.messages
+        self._count_sent(channel, len(chunk))
+        return replace(message, chunk=chunk)
 
     async def _compile(self, job_id: int) -> None:
         """Make what the ranks fetch."""

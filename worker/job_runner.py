@@ -16,6 +16,7 @@ from plancompiler.cluster.chunks import (
     MAX_ARRAYS_BYTES,
     MAX_JOB_BYTES,
     Array,
+    Assembler,
     arrays_from_bytes,
     arrays_to_bytes,
     to_chunks,
@@ -282,7 +283,9 @@ class JobRunner:
     def _slice_or_plan(self, work: Compile) -> bytes:
         """From a worker of this host that has it, where there is one; else from the master."""
         data = None
-        if work.copy is not None:
+        if work.chunk:
+            data = Assembler("the rank's slice or plan", MAX_JOB_BYTES).add_message(work.chunk)
+        elif work.copy is not None:
             data = read_copy(work.copy, work.digest, MAX_JOB_BYTES)
             if data is None:
                 _log.warning("rank %d: no copy on this host, so the master is asked", self.rank)

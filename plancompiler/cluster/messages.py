@@ -300,6 +300,9 @@ class Compile:
     """Other workers of this host need the same bytes: keep a copy for them."""
     copy: LocalCopy | None = None
     """Where another worker of this host has the bytes; None: fetch them from the master."""
+    chunk: bytes = b""
+    """The bytes themselves as a serialised chunk, where they are few and no other worker has them.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -705,7 +705,7 @@ class Registered(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., world_size: _Optional[int] = ..., silence_seconds: _Optional[float] = ..., token: _Optional[bytes] = ..., peer_key: _Optional[bytes] = ..., is_durable: _Optional[bool] = ..., received: _Optional[int] = ...) -> None: ...
 
 class Compile(_message.Message):
-    __slots__ = ("job_id", "mode", "world_size", "cache", "digest", "share", "copy", "rank")
+    __slots__ = ("job_id", "mode", "world_size", "cache", "digest", "share", "copy", "rank", "chunk")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -714,6 +714,7 @@ class Compile(_message.Message):
     SHARE_FIELD_NUMBER: _ClassVar[int]
     COPY_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     mode: str
     world_size: int
@@ -722,7 +723,8 @@ class Compile(_message.Message):
     share: bool
     copy: LocalCopy
     rank: int
-    def __init__(self, job_id: _Optional[int] = ..., mode: _Optional[str] = ..., world_size: _Optional[int] = ..., cache: _Optional[bool] = ..., digest: _Optional[bytes] = ..., share: _Optional[bool] = ..., copy: _Optional[_Union[LocalCopy, _Mapping]] = ..., rank: _Optional[int] = ...) -> None: ...
+    chunk: bytes
+    def __init__(self, job_id: _Optional[int] = ..., mode: _Optional[str] = ..., world_size: _Optional[int] = ..., cache: _Optional[bool] = ..., digest: _Optional[bytes] = ..., share: _Optional[bool] = ..., copy: _Optional[_Union[LocalCopy, _Mapping]] = ..., rank: _Optional[int] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class Prepare(_message.Message):
     __slots__ = ("job_id", "transport_token", "restore", "far", "save", "deadline", "record", "open", "anomaly", "restored")
