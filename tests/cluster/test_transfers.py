@@ -172,7 +172,11 @@ def test_256_workers_get_their_slices_once_per_host_or_in_turns() -> None:
         def follow(worker: LightWorker) -> tuple[int, bytes, bool]:
             """Do what a worker does with its command."""
             command = worker.next(m.Compile)
-            if command.copy is None:
+            if command.chunk:
+                whole = Assembler("it", MAX_JOB_BYTES).add_message(command.chunk)
+                assert whole is not None
+                data = whole
+            elif command.copy is None:
                 data = worker.fetch(command.job_id, command.digest)
             else:
                 actual = read_copy(command.copy, command.digest, MAX_JOB_BYTES)
@@ -184,7 +188,7 @@ def test_256_workers_get_their_slices_once_per_host_or_in_turns() -> None:
                 copies.put(offered)
                 copy = offered.place
             worker.send(m.Fetched(command.job_id, copy))
-            return command.job_id, command.digest, command.copy is None
+            return command.job_id, command.digest, command.copy is None and not command.chunk
 
         with ThreadPoolExecutor(ranks) as pool:
             done = list(pool.map(follow, workers))
@@ -194,7 +198,8 @@ def test_256_workers_get_their_slices_once_per_host_or_in_turns() -> None:
                 worker.rank: digest for worker, (_, digest, _) in zip(workers, done, strict=True)
             }
             asked = [digest for _, digest, from_master in done if from_master]
-            assert len(asked) == gate.total == len(set(asked)) == len(set(digests.values()))
+            assert len(asked) == gate.total == len(set(asked)) == 1
+            assert len(set(digests.values())) == 2  # that of ranks without work came with a command
             with Client(server.address) as client:
                 job = wait_for(client, lambda status: status.jobs[0].fetched_ranks == ranks)
             parcels = server._shell.channel(job.job_id).parcels
@@ -206,7 +211,7 @@ def test_256_workers_get_their_slices_once_per_host_or_in_turns() -> None:
                 pool.map(lambda each: each.fetch(job.job_id, digests[each.rank]), workers)
             )
         assert {digest_of(data) for data in slices} == once.keys()
-        assert gate.total == len(once) + ranks
+        assert gate.total == 1 + ranks
         assert gate.most == 4
         assert gate.inside == 0
 
@@ -468,6 +473,22 @@ def test_a_job_is_shipped_once_and_its_progress_is_told(workers: Workers) -> Non
         for worker in workers.started:
             worker.stop()
             assert worker.error is None
+
+
+def test_a_small_slice_comes_with_the_command_to_compile_it(workers: Workers) -> None:
+    gate = CountingGate(1)
+    server = MasterServer(ranks=1, mode="rank_per_process")
+    server._gate = gate
+    mesh = pc.Placement("cpu", [0])
+    with pc.job("small") as job:
+        pc.output("sum", pc.full((2,), 0.5, "float32", mesh).sum())
+    with server:
+        workers(server.address, 1)
+        with Client(server.address) as client:
+            assert client.submit(job, 1).result()["sum"] == 1.0
+            (status,) = client.status().jobs
+    assert gate.total == 0
+    assert status.sent_bytes > 0
 
 
 def test_workers_without_a_readable_copy_ask_the_master(

@@ -93,6 +93,7 @@ CONFIG = Config(
     loss_scale_steps=7,
     sequence_parallel=True,
     dp_axes=("x", "y"),
+    machine="h200-sxm",
     tp_axes=("z",),
 )
 
