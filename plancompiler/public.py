@@ -68,8 +68,9 @@ if TYPE_CHECKING:
         using_generator,
     )
     from plancompiler.eager.creation import tensor  # not the module of that name
+    from plancompiler.importers.jax_reader import from_jax
     from plancompiler.importers.onnx_reader import from_onnx
-    from plancompiler.importers.rules import onnx_rule, torch_rule
+    from plancompiler.importers.rules import onnx_rule, stablehlo_rule, torch_rule
     from plancompiler.importers.torch_reader import from_torch
     from plancompiler.jit.compile import compile
     from plancompiler.passes import Config
@@ -87,9 +88,11 @@ _LATER = {
     "CompiledPlans": "plancompiler.plan.compiled_plans",
     "read_plans": "plancompiler.plan.compiled_plans",
     "Config": "plancompiler.passes",
+    "from_jax": "plancompiler.importers.jax_reader",
     "from_onnx": "plancompiler.importers.onnx_reader",
     "from_torch": "plancompiler.importers.torch_reader",
     "onnx_rule": "plancompiler.importers.rules",
+    "stablehlo_rule": "plancompiler.importers.rules",
     "torch_rule": "plancompiler.importers.rules",
     "eager": "plancompiler.eager",
     **dict.fromkeys(
@@ -175,6 +178,7 @@ __all__ = [
     "detect_anomaly",
     "eager",
     "errors",
+    "from_jax",
     "from_local",
     "from_onnx",
     "from_torch",
@@ -198,6 +202,7 @@ __all__ = [
     "profile",
     "read_plans",
     "run",
+    "stablehlo_rule",
     "stage",
     "strict_dtypes",
     "tensor",

@@ -15,6 +15,7 @@ from plancompiler.cli.output import print_json, print_note
 from plancompiler.errors import UsageError
 from plancompiler.importers.hugging_face import from_folder
 from plancompiler.importers.imported_module import ImportedModel
+from plancompiler.importers.jax_reader import from_jax
 from plancompiler.importers.model_folder import write_model
 from plancompiler.importers.onnx_reader import from_onnx
 from plancompiler.importers.torch_reader import from_torch
@@ -62,9 +63,32 @@ def torch_command(source: str, out: Path, batch: int, length: int, as_json: bool
     if source.startswith(_FOLDER):
         model = from_folder(Path(source.removeprefix(_FOLDER)), batch, length)
     else:
-        module, example = _module_of(source)
+        module, example = _module_of(source, ".pt2")
         begin = time.perf_counter()
         model = from_torch(module, example)
+    _write(model, out, time.perf_counter() - begin, as_json)
+
+
+@import_command.command("jax")
+@click.argument("source", metavar="FILE[:FUNCTION]")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The folder to write.")
+@json_option
+def jax_command(source: str, out: Path, as_json: bool) -> None:
+    """Import a JAX function.
+
+    FILE is a Python file whose FUNCTION (make, unless another is named) returns the function and a
+    tuple with an example of its arguments, of which a first one that holds floating arrays becomes
+    the model's parameters; such a file is code, and runs. Or FILE holds StableHLO (.mlir), or what
+    jax.export has serialised (.jax).
+
+    \b
+    Example:
+      plancompiler import jax model.py:make --out model --json
+      plancompiler run model -D optimizer=AdamW -D data=train.npz --steps 10
+    """
+    function, example = _module_of(source, ".mlir", ".jax")
+    begin = time.perf_counter()
+    model = from_jax(function, *(example or ()))
     _write(model, out, time.perf_counter() - begin, as_json)
 
 
@@ -150,15 +174,16 @@ _FOLDER = "hf:"
 """How a source begins that is a folder of Hugging Face's form."""
 
 
-def _module_of(source: str) -> tuple[Any, Any]:
-    if source.endswith(".pt2"):
+def _module_of(source: str, *artefacts: str) -> tuple[Any, Any]:
+    """What to import and an example of its arguments; files with these endings need none."""
+    if source.endswith(artefacts):
         return Path(source), None
     made = call_of_file(source, "make", {})
     if not isinstance(made, tuple) or len(made) != 2:
         raise UsageError(
-            "the function of an import returns a module and an example of its arguments",
+            "the function of an import returns what to import and an example of its arguments",
             got=type(made).__name__,
-            expected="(module, example)",
+            expected="(module, example) or (function, example)",
         )
     return made
 

@@ -17,7 +17,16 @@ from plancompiler.frontend.trace import JobBuilder, constant, current_recorder
 from plancompiler.hooks.eager_world import eager_world
 from plancompiler.importers.graph import Array, Graph, Node, Ref, filled, refs_in
 from plancompiler.importers.rules import Rule
-from plancompiler.ir import UNKNOWN_SOURCE, DType, Phase, Placement, SourceLine, TensorType, Value
+from plancompiler.ir import (
+    UNKNOWN_SOURCE,
+    DType,
+    NdSbp,
+    Phase,
+    Placement,
+    SourceLine,
+    TensorType,
+    Value,
+)
 from plancompiler.ir.operators import TensorOperators
 from plancompiler.ir.source import user_line
 
@@ -78,6 +87,10 @@ class ImportedModel(ImportedModule):
         self.tensors = dict(tensors)
         self.configurations: dict[str, bytes] = {}
         """Files that belong beside the weights, in the form of the author's library."""
+        self.mesh: Placement | None = None
+        """The mesh for which the author annotated the model."""
+        self.layouts: dict[str, NdSbp] = {}
+        """What these annotations ask for there, by the names of inputs and parameters."""
         self._exported = training
         self._traced: Callable[[int], Graph] | None = None
         self._graphs: dict[int, Graph] = {}
@@ -113,6 +126,12 @@ class ImportedModel(ImportedModule):
         for value, new in graph.mutated.items():
             _assign(tensors[graph.parameters[value]].value, run.tensor(new.name))
         return filled(graph.output, lambda ref: run.tensor(ref.name))
+
+    def annotate(self, mesh: Placement, layouts: Mapping[str, NdSbp]) -> None:
+        """Keep the layouts that the author asks for on a mesh, and put the parameters there."""
+        self.mesh, self.layouts = mesh, dict(layouts)
+        asked = {name: sbp for name, sbp in layouts.items() if name in self.tensors}
+        self.place(mesh, asked)
 
     def free(self, axes: Mapping[str, int], traced: Callable[[int], Graph]) -> None:
         """Let these axes of inputs have other sizes than in the example, for which `traced` makes

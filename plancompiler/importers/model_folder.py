@@ -20,7 +20,7 @@ from plancompiler.importers.graph import Array, Fields, Graph, Node, Ref
 from plancompiler.importers.imported_module import Arguments, ImportedModel, without_repeats
 from plancompiler.importers.rules import Rule
 from plancompiler.importers.trial import require_rules, try_graph
-from plancompiler.ir import DType, SourceLine, TensorType
+from plancompiler.ir import DType, NdSbp, Placement, SourceLine, TensorType
 from plancompiler.ir.strict_json import parse_json
 from plancompiler.ir.whole_file import write_whole
 from plancompiler.ops.stored import stored_tensor
@@ -83,6 +83,10 @@ def write_model(model: ImportedModel, folder: Path) -> None:
         "output": _plain(graph.output),
         "mutated": {name: ref.name for name, ref in graph.mutated.items()},
     }
+    mesh = model.mesh
+    if mesh is not None and mesh.axes is not None:
+        described["mesh"] = dict(zip(mesh.axes, mesh.hierarchy, strict=True))
+        described["layouts"] = {name: str(sbp) for name, sbp in model.layouts.items()}
     write_whole(folder / WEIGHTS_FILE, array_pieces(arrays, {}))
     for name, content in model.configurations.items():
         write_whole(folder / name, [content])
@@ -165,7 +169,13 @@ def _model(described: dict[str, Any], weights: str, rules: Mapping[str, Rule]) -
     try_graph(graph, rules, tensors)
     arguments = Arguments(_read(described["arguments"]), inputs)
     author_class, training = str(described["class"]), bool(described["training"])
-    return ImportedModel(author_class, graph, rules, arguments, tensors, training)
+    model = ImportedModel(author_class, graph, rules, arguments, tensors, training)
+    if described.get("mesh"):
+        axes = {str(name): int(size) for name, size in described["mesh"].items()}
+        ranks = np.arange(math.prod(axes.values())).reshape(tuple(axes.values()))
+        layouts = {name: NdSbp.parse(each) for name, each in described["layouts"].items()}
+        model.annotate(Placement("cpu", ranks, tuple(axes)), layouts)
+    return model
 
 
 def _type(tensor: TensorType) -> list[Any]:

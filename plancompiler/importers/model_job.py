@@ -18,13 +18,14 @@ from plancompiler.frontend.trace import job, output
 from plancompiler.importers.graph import Fields
 from plancompiler.importers.model_folder import read_model
 from plancompiler.importers.onnx_table import ONNX_RULES
+from plancompiler.importers.stablehlo_rules import STABLEHLO_RULES
 from plancompiler.importers.torch_rules import TORCH_RULES
-from plancompiler.ir import Job, Placement, TensorType
+from plancompiler.ir import Job, NdSbp, Placement, Split, TensorType
 from plancompiler.ir.arguments import is_file
 from plancompiler.ir.operators import TensorOperators
 from plancompiler.ir.strict_json import parse_json
 
-RULES = ChainMap(TORCH_RULES, ONNX_RULES)
+RULES = ChainMap(TORCH_RULES, ONNX_RULES, STABLEHLO_RULES)
 """Of every system, as a folder does not say which one its model is from."""
 
 
@@ -46,13 +47,21 @@ def build(
     reports the loss; else it reports all that the model returns. `data` is an npz file, or a
     pattern of such files, with an array for each input of the model; without it, inputs are fed.
     `layout` is a JSON file with patterns of parameters and their layouts along (dp, tp):
-    `{"*.q_proj.weight": ["B", "S(0)"]}`.
+    `{"*.q_proj.weight": ["B", "S(0)"]}`. A model whose author annotated it for a mesh of as many
+    ranks lives there, unless `dp`, `tp` or `layout` is given.
     """
-    mesh = _mesh(device, dp, tp, ranks)
     model = read_model(folder, RULES)
-    model.place(mesh, _layout(layout))
+    own = model.mesh
+    if own is None or (dp, tp, layout) != (None, 1, None) or ranks not in (None, own.size):
+        mesh = _mesh(device, dp, tp, ranks)
+        model.place(mesh, _layout(layout))
+        annotated: Mapping[str, NdSbp] | None = None
+    else:
+        mesh = Placement(device, np.reshape(own.rank_list, own.hierarchy), own.axes)
+        model.annotate(mesh, model.layouts)
+        annotated = model.layouts
     with job(folder.name, seed=seed) as built:
-        given = _inputs(model.arguments.inputs, data, mesh)
+        given = _inputs(model.arguments.inputs, data, mesh, annotated)
         out = model.call_with(given)
         if optimizer is None:
             for name, value in _named(out):
@@ -90,12 +99,23 @@ def _layout(path: str | None) -> Mapping[str, Any]:
     return patterns
 
 
-def _inputs(inputs: Mapping[str, TensorType], data: str | None, mesh: Placement) -> dict[str, Any]:
-    """The model's inputs, split along `dp` where their first axis is that of the batch."""
+def _inputs(
+    inputs: Mapping[str, TensorType],
+    data: str | None,
+    mesh: Placement,
+    annotated: Mapping[str, NdSbp] | None,
+) -> dict[str, Any]:
+    """The model's inputs, as they are annotated, or else split along `dp` where their first axis is
+    that of the batch.
+    """
     batches = {each.shape[0] for each in inputs.values() if each.shape}
     batch = batches.pop() if len(batches) == 1 else None
+    whole = NdSbp.broadcast(mesh.ndim)
+    split = {name: NdSbp.of(["S(0)", "B"]) for name in inputs} if annotated is None else annotated
     sbp = {
-        name: ["S(0)", "B"] if batch is not None and each.shape else ["B", "B"]
+        name: split.get(name, whole)
+        if each.shape and (annotated is not None or batch is not None)
+        else whole
         for name, each in inputs.items()
     }
     if data is None:
@@ -108,7 +128,10 @@ def _inputs(inputs: Mapping[str, TensorType], data: str | None, mesh: Placement)
             "only a model whose inputs all have the batch as their first axis can read files",
             got=", ".join(f"{name} {each}" for name, each in inputs.items()),
         )
-    rows = Arrays(data, tuple(inputs), batch, placement=mesh, sbp=["S(0)", "B"])
+    # Rows of a batch are split as those of the first input are.
+    first = next(iter(sbp.values()))
+    rows_split = NdSbp.of([each if each == Split(0) else "B" for each in first])
+    rows = Arrays(data, tuple(inputs), batch, placement=mesh, sbp=rows_split)
     for name, each in inputs.items():
         if rows[name].shape != each.shape or rows[name].dtype is not each.dtype:
             raise UsageError(

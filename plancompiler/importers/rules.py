@@ -35,6 +35,8 @@ class Rule:
 
 TORCH_RULES: dict[str, Rule] = {}
 """By `namespace.op.overload`, such as `aten.add.Tensor`."""
+STABLEHLO_RULES: dict[str, Rule] = {}
+"""By dialect and operation, such as `stablehlo.add`, or `custom_call.` and a target."""
 ONNX_RULES: dict[str, Rule] = {}
 """By domain, operator and the first opset that the rule is for: `onnx.Softmax.13`."""
 ONNX_DOMAIN = "onnx"
@@ -92,6 +94,24 @@ def torch_rule(
     def define(function: Defined) -> Defined:
         for target in targets:
             TORCH_RULES[target] = Rule(function, arrays, promotes, typed)
+        return function
+
+    return define
+
+
+def stablehlo_rule(
+    *targets: str, arrays: bool = False, promotes: bool = False, typed: bool = False
+) -> Callable[[Defined], Defined]:
+    """Decorates the rule of operations of StableHLO, which JAX functions consist of:
+    `@pc.stablehlo_rule("custom_call.my_target")`.
+
+    The function takes the operation's operands by position and its attributes by keyword, and
+    returns a tensor, or a tuple of them. Otherwise it is like that of `pc.torch_rule`.
+    """
+
+    def define(function: Defined) -> Defined:
+        for target in targets:
+            STABLEHLO_RULES[target] = Rule(function, arrays, promotes, typed)
         return function
 
     return define

@@ -38,7 +38,8 @@ def require_rules(graph: Graph, rules: Mapping[str, Rule]) -> None:
         source=user_line(),
         got="; ".join(described),
         hint='write each with functions of this package: @pc.torch_rule("namespace.op.overload") '
-        'or @pc.onnx_rule("domain.Operator") decorates a function of the operation\'s arguments',
+        '@pc.onnx_rule("domain.Operator") or @pc.stablehlo_rule("dialect.operation") decorates a '
+        "function of the operation's arguments",
     )
 
 

@@ -307,6 +307,7 @@ def test_every_function_of_tensors_takes_out():
         "default_generator",
         "from_local",
         "from_onnx",
+        "from_jax",
         "from_torch",
         "gradients",
         "detect_anomaly",
@@ -325,6 +326,7 @@ def test_every_function_of_tensors_takes_out():
         "stage",
         "strict_dtypes",
         "tensor",
+        "stablehlo_rule",
         "torch_rule",
         "using_generator",
     }

@@ -107,7 +107,7 @@ def test_wrong_settings_and_files(folder, tmp_path):
     assert "does not accept" in said("compile", model, "--ranks", 1, "-D", "optimiser=SGD")
     assert "number of ranks" in said("compile", model, "--ranks", 3, "-D", "tp=2")
     make = folder / "make.py"
-    assert "returns a module and an example" in said(
+    assert "returns what to import and an example" in said(
         "import", "torch", f"{make}:nothing", "--out", tmp_path / "out"
     )
     assert "no function" in said("import", "torch", f"{make}:other", "--out", tmp_path / "out")
