@@ -107,7 +107,7 @@ class _Choices:
                 op.sbp,
                 op.placement.hierarchy,
                 links_of(machine, op.placement),
-                _over(op),
+                over_microbatches(op),
                 op.input_types,
                 op.output_types,
             )
@@ -200,7 +200,7 @@ def _cheapest(op: Op, layouts: _ValueLayouts) -> NdSignature:
     return known
 
 
-def _over(op: Op) -> Signature | None:
+def over_microbatches(op: Op) -> Signature | None:
     """An op's signature over micro-batches; None where it does not see them."""
     micro = op.micro
     if micro is None or all(sbp is BROADCAST for sbp in (*micro.inputs, *micro.outputs)):
@@ -208,30 +208,29 @@ def _over(op: Op) -> Signature | None:
     return Signature(micro.inputs, micro.outputs)
 
 
-def _choose(op: Op, layouts: _ValueLayouts) -> NdSignature:
-    input_types, output_types = op.input_types, op.output_types
-    hierarchy = op.placement.hierarchy
-    over = _over(op)
+def legal_signatures(op: Op, microbatches: int) -> tuple[NdSignature, ...]:
+    """All that an op's rule allows on its mesh, in rule order."""
+    facts = op.kind, op.input_types, op.output_types, op.attrs, op.placement.hierarchy
+    over = over_microbatches(op)
     if over is None:
-        candidates = mesh_signatures(
-            op.kind, input_types, output_types, op.attrs, hierarchy, rings=True
-        )
-    else:
-        candidates = piece_signatures(
-            op.kind, input_types, output_types, op.attrs, hierarchy, over, layouts.microbatches
-        )
+        return mesh_signatures(*facts, rings=True)
+    return piece_signatures(*facts, over, microbatches)
+
+
+def _choose(op: Op, layouts: _ValueLayouts) -> NdSignature:
+    hierarchy = op.placement.hierarchy
     return cheapest_signature(
         op.kind,
-        candidates,
+        legal_signatures(op, layouts.microbatches),
         [
             Operand(value.type, layouts.made[value.name], layouts.boxed(value))
             for value in op.inputs
         ],
-        output_types,
+        op.output_types,
         hierarchy,
         op.sbp,
         links_of(layouts.machine, op.placement),
-        flops_if_hiding(op.kind, input_types, output_types, op.attrs),
+        flops_if_hiding(op.kind, op.input_types, op.output_types, op.attrs),
     )
 
 
@@ -369,7 +368,8 @@ def cheapest_signature(
             moved += costs[key][0]
             reduced += costs[key][1]
         if passing is not None:
-            moved += _passing_seconds(passing, operands, candidate, hierarchy, flops, links)
+            types = [operand.type for operand in operands]
+            moved += passing_seconds(passing, types, candidate, hierarchy, flops, links)
         changed = sum(wanted != own for own, wanted in zip(made, candidate.inputs, strict=True))
         price = (moved, reduced + owed, reduced, changed)
         if best is None or (price, number) < (best_price, best_number):
@@ -386,9 +386,9 @@ def cheapest_signature(
     return best
 
 
-def _passing_seconds(
+def passing_seconds(
     passing: Round,
-    operands: Sequence[Operand],
+    types: Sequence[TensorType],
     signature: NdSignature,
     hierarchy: tuple[int, ...],
     flops: int,
@@ -401,7 +401,6 @@ def _passing_seconds(
     if not axes:
         return 0.0
     size = element_count([hierarchy[axis] for axis in axes])
-    types = [operand.type for operand in operands]
     nbytes = passing.nbytes(types, signature.inputs, hierarchy)
     devices = element_count(
         [

@@ -256,6 +256,17 @@ def _state_graph(mesh: _Mesh, partials: tuple[Partial, ...]) -> nx.DiGraph[NdSbp
     return graph
 
 
+def layout_steps(
+    hierarchy: tuple[int, ...],
+    even: tuple[bool, ...],
+    partials: tuple[Partial, ...],
+    links: MeshLinks,
+) -> list[BoxingStep]:
+    """All legal steps between layouts of a tensor with as many axes as `even` says."""
+    graph = _state_graph(_Mesh(hierarchy, even, links), partials)
+    return [step for _, _, step in graph.edges(data="step")]
+
+
 def _agreeing_axes(mesh: _Mesh, state: NdSbp) -> Iterator[tuple[int, ...]]:
     """Sets of mesh axes that are in the same SBP, and can be changed in one step."""
     used = [axis for axis, extent in enumerate(mesh.hierarchy) if extent > 1]

@@ -1,0 +1,144 @@
+"""What the search may choose for an op: each legal signature, with the work of one device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+
+from plancompiler.boxing.infer_sbp import legal_signatures
+from plancompiler.boxing.planner import canonical
+from plancompiler.costs import FREE_OPS, Machine, op_seconds
+from plancompiler.errors import ShapeError
+from plancompiler.ir import BROADCAST, NdSbp, Op, Sbp, Split, TensorType
+from plancompiler.ir.halo import Halo
+from plancompiler.ir.shard import element_count
+from plancompiler.ops.registry import flops_of, op_def
+from plancompiler.ops.rule import NdSignature
+
+CHOSEN_FREELY = frozenset({"input", "variable", "redistribute"})
+"""Ops whose output may have any layout that is not partial."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """An op's legal signatures under its pins, and what each costs a device."""
+
+    signatures: tuple[NdSignature, ...]
+    seconds: np.ndarray
+    """Computing, per signature."""
+    held_bytes: np.ndarray
+    """Of its first output, per signature, on one device."""
+
+
+def candidates_of(op: Op, microbatches: int, machine: Machine) -> Candidates:
+    """The candidates of an op. ShapeError where what the user demands leaves none."""
+    signatures = tuple(_legal(op, microbatches))
+    if not signatures:
+        raise ShapeError(
+            f"no sharding of {op.kind} fits the layouts demanded of it",
+            op=op.name,
+            source=op.source,
+            got=f"outputs {op.sbp}",
+            hint="take the layout away, or demand another one",
+        )
+    hierarchy = op.placement.hierarchy
+    held = [
+        _bytes(op.outputs[0].type) / _pieces(each.outputs[0], hierarchy) if op.outputs else 0.0
+        for each in signatures
+    ]
+    return Candidates(signatures, np.array(_seconds(op, signatures, machine)), np.array(held))
+
+
+def _legal(op: Op, microbatches: int) -> Iterator[NdSignature]:
+    hierarchy = op.placement.hierarchy
+    ndim = op.placement.ndim
+    pins = _pins(op, ndim)
+    if op.kind == "output":
+        yield NdSignature((NdSbp.broadcast(ndim),), ())
+        return
+    if op.kind in CHOSEN_FREELY:
+        for sbp in whole_layouts(len(op.outputs[0].shape), hierarchy):
+            if _fits(sbp, pins, hierarchy):
+                yield NdSignature((sbp,) * len(op.inputs), (sbp,))
+        return
+    mutates = op_def(op.kind).mutates
+    for signature in legal_signatures(op, microbatches):
+        if any(signature.outputs[made] != signature.inputs[kept] for made, kept in mutates):
+            continue
+        if all(_fits(sbp, pins, hierarchy) for sbp in signature.outputs):
+            yield signature
+
+
+def _pins(op: Op, ndim: int) -> tuple[Sbp | None, ...]:
+    """Per mesh axis, what the user demands of the op's outputs."""
+    if op.sbp is None:
+        return (None,) * ndim
+    along = op.attr("along")
+    if along is None:
+        return op.sbp.entries
+    position = (op.placement.axes or ()).index(str(along))
+    return tuple(op.sbp[axis] if axis == position else None for axis in range(ndim))
+
+
+def _fits(sbp: NdSbp, pins: tuple[Sbp | None, ...], hierarchy: tuple[int, ...]) -> bool:
+    return all(
+        pin is None or extent == 1 or pin == entry
+        for entry, pin, extent in zip(sbp, pins, hierarchy, strict=True)
+    )
+
+
+@lru_cache(maxsize=4096)
+def whole_layouts(ndim: int, hierarchy: tuple[int, ...]) -> tuple[NdSbp, ...]:
+    """All layouts without partial entries of a tensor of so many axes."""
+    entries: list[Sbp] = [BROADCAST, *(Split(axis) for axis in range(ndim))]
+    options = [entries if extent > 1 else [BROADCAST] for extent in hierarchy]
+    return tuple(canonical(NdSbp(chosen), hierarchy) for chosen in product(*options))
+
+
+def _bytes(tensor: TensorType) -> int:
+    return element_count(tensor.shape) * tensor.dtype.itemsize
+
+
+@lru_cache(maxsize=65536)
+def _pieces(sbp: NdSbp, hierarchy: tuple[int, ...]) -> int:
+    """Into how many pieces a layout cuts a tensor."""
+    return element_count(
+        [
+            extent
+            for entry, extent in zip(sbp, hierarchy, strict=True)
+            if isinstance(entry, (Split, Halo))
+        ]
+    )
+
+
+@lru_cache(maxsize=65536)
+def _split_axes(sbp: NdSbp) -> int:
+    """Mesh axes that split, as bits."""
+    return sum(1 << axis for axis, entry in enumerate(sbp) if isinstance(entry, (Split, Halo)))
+
+
+def _seconds(op: Op, signatures: Sequence[NdSignature], machine: Machine) -> list[float]:
+    """The roofline of each: arithmetic or memory traffic of one device, whichever takes longer."""
+    if op.kind in FREE_OPS or op.kind == "redistribute" or op_def(op.kind).view:
+        return [0.0] * len(signatures)
+    hierarchy = op.placement.hierarchy
+    shares = [
+        element_count([extent for axis, extent in enumerate(hierarchy) if bits >> axis & 1])
+        for bits in range(1 << len(hierarchy))
+    ]
+    types = (*op.input_types, *op.output_types)
+    sizes = [_bytes(each) for each in types]
+    flops = flops_of(op.kind, op.input_types, op.output_types, dict(op.attrs))
+    dtype = (op.outputs or op.inputs)[0].dtype
+    seconds = []
+    for signature in signatures:
+        bits, held = 0, 0.0
+        for sbp, size in zip((*signature.inputs, *signature.outputs), sizes, strict=True):
+            bits |= _split_axes(sbp)
+            held += size / _pieces(sbp, hierarchy)
+        seconds.append(op_seconds(machine, flops / shares[bits], held, dtype))
+    return seconds

@@ -1,0 +1,143 @@
+"""The best layouts of a job on its mesh, with a bound on what any others cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from plancompiler.ir import Job, NdSbp
+from plancompiler.ops.rule import NdSignature
+from plancompiler.search.certificate import lower_bound
+from plancompiler.search.highs_solver import solve
+from plancompiler.search.layout_arcs import LayoutArcs, least_seconds
+from plancompiler.search.linear_program import LayoutProblem, layout_problem, linear_program
+from plancompiler.search.tied_ops import tie_ops
+
+ROUNDS = (2, 4, 8, None)
+"""Of refinement, one after another, until the gap is small."""
+GAP = 0.01
+"""The difference between the layouts and the bound, over the layouts, that is good enough."""
+MOST_OPS = 2000
+"""Ops up to which each may be decided about by itself."""
+
+
+@dataclass(frozen=True)
+class LayoutSearch:
+    """What a search found."""
+
+    job: Job
+    signatures: tuple[NdSignature, ...]
+    """Of the job's ops."""
+    objective_seconds: float
+    bound_seconds: float
+    """No legal layouts of the job cost less."""
+    variables: int
+    """Columns of the linear program."""
+    classes: int
+    """Ops that were decided about."""
+    seconds: float
+
+    @property
+    def gap(self) -> float:
+        """By how much the objective may be too high, over itself."""
+        if not self.objective_seconds:
+            return 0.0
+        return max(0.0, 1.0 - self.bound_seconds / self.objective_seconds)
+
+    def layouts(self) -> dict[str, NdSbp]:
+        """The layout of each value."""
+        return {
+            value.name: sbp
+            for op, signature in zip(self.job.ops, self.signatures, strict=True)
+            for value, sbp in zip(op.outputs, signature.outputs, strict=True)
+        }
+
+
+def search_layouts(job: Job, memory_bytes: float | None = None) -> LayoutSearch:
+    """The cheapest legal layouts of all ops of a job, by the additive objective: the work of a
+    device, and the boxing of all values, one after another.
+
+    What the user has placed stays. UsageError where nothing fits.
+    """
+    begin = time.perf_counter()
+    best: LayoutSearch | None = None
+    for rounds in ROUNDS:
+        if rounds is None and len(job.ops) > MOST_OPS:
+            break
+        result = _search(job, memory_bytes, rounds, begin)
+        if best is None or result.gap < best.gap:
+            best = result
+        if best.gap <= GAP:
+            break
+    assert best is not None
+    return best
+
+
+def _search(job: Job, memory_bytes: float | None, rounds: int | None, begin: float) -> LayoutSearch:
+    problem = layout_problem(tie_ops(job, rounds))
+    program = linear_program(problem, memory_bytes)
+    solution = solve(program)
+    chosen = []
+    for first, candidates in zip(program.first_choice, problem.candidates, strict=True):
+        values = solution.columns[first : first + len(candidates.signatures)]
+        chosen.append(candidates.signatures[int(np.argmax(values))])
+    signatures = tuple(chosen[number] for number in problem.tied.class_of)
+    return LayoutSearch(
+        job,
+        signatures,
+        objective_seconds(problem, signatures),
+        lower_bound(problem, program, solution.duals),
+        len(program.costs),
+        len(problem.candidates),
+        time.perf_counter() - begin,
+    )
+
+
+def objective_seconds(problem: LayoutProblem, signatures: Sequence[NdSignature]) -> float:
+    """The additive objective of any legal signatures of the job's ops."""
+    tied = problem.tied
+    places = [
+        {signature: place for place, signature in enumerate(each.signatures)}
+        for each in problem.candidates
+    ]
+    total = 0.0
+    of_op = {}
+    for op, number, signature in zip(tied.job.ops, tied.class_of, signatures, strict=True):
+        total += float(problem.candidates[number].seconds[places[number][signature]])
+        of_op[op.name] = signature
+    made = {
+        value.name: sbp
+        for op in tied.job.ops
+        for value, sbp in zip(op.outputs, of_op[op.name].outputs, strict=True)
+    }
+    placements = {value.name: op.placement for op in tied.job.ops for value in op.outputs}
+    wanted: dict[str, set[NdSbp]] = {}
+    for op in tied.job.ops:
+        for value, sbp in zip(op.inputs, of_op[op.name].inputs, strict=True):
+            if placements[value.name] == op.placement:
+                wanted.setdefault(value.name, set()).add(sbp)
+    distances: dict[int, np.ndarray] = {}
+    known: dict[object, float] = {}
+    for group, arcs in zip(tied.groups, problem.groups, strict=True):
+        graph = arcs.arcs
+        assert graph is not None
+        for name in group.names:
+            key = id(graph), made[name], frozenset(wanted.get(name, ()))
+            if key not in known:
+                known[key] = _boxing_seconds(distances, graph, key[1], key[2])
+            total += known[key]
+    return total
+
+
+def _boxing_seconds(
+    distances: dict[int, np.ndarray], graph: LayoutArcs, made: NdSbp, wanted: frozenset[NdSbp]
+) -> float:
+    if wanted <= {made}:
+        return 0.0
+    if id(graph) not in distances:
+        distances[id(graph)] = graph.distances()
+    numbers = [graph.number_of[sbp] for sbp in wanted]
+    return least_seconds(distances[id(graph)], graph.number_of[made], numbers)

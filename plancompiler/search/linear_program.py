@@ -1,0 +1,245 @@
+"""The choice of layouts as a linear program.
+
+A column per class of alike ops and candidate says whether it is chosen; a class chooses one. Every
+reader of a value draws a flow from the layout that the maker chose to the one that the reader chose,
+over the arcs of the tensor's layout graph; readers share an arc at the price of one. This is the
+flow formulation of directed Steiner trees (R. Wong, 1984).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from plancompiler.costs import Machine, links_of, machine_of_job
+from plancompiler.ir import NdSbp, Partial, Phase
+from plancompiler.ops.registry import op_def
+from plancompiler.search.candidates import Candidates, candidates_of
+from plancompiler.search.dominated import without_dominated
+from plancompiler.search.layout_arcs import LayoutArcs, layout_arcs
+from plancompiler.search.tied_ops import TiedGraph, ValueGroup
+
+
+@dataclass(frozen=True)
+class GroupArcs:
+    """A group of values in the program."""
+
+    arcs: LayoutArcs | None
+    """None where every reader takes the value as it is made."""
+    made: np.ndarray
+    """The layout of each candidate of the maker."""
+    wanted: tuple[np.ndarray, ...]
+    """Per reader, the layout that each of its candidates wants."""
+    fixed: tuple[bool, ...]
+    """Per reader, whether it takes the value as it is made: what it updates in place."""
+    times: int
+    """Values in the group."""
+
+
+@dataclass(frozen=True)
+class LayoutProblem:
+    """What the search decides about, and what it costs."""
+
+    tied: TiedGraph
+    candidates: tuple[Candidates, ...]
+    """Per class."""
+    groups: tuple[GroupArcs, ...]
+    """Those of `tied.groups`; readers on other placements are left out."""
+    readers: tuple[tuple[int, ...], ...]
+    """Per group, the places of its readers in `tied`."""
+    kept: tuple[bool, ...]
+    """Per class, whether its first output is held for the whole step."""
+
+
+def layout_problem(tied: TiedGraph, with_dominated: bool = False) -> LayoutProblem:
+    """The candidates and prices of a job; those that need not be looked at only on demand."""
+    job = tied.job
+    machine = machine_of_job(job)
+    microbatches = 1 if job.pipeline is None else job.pipeline.microbatches
+    candidates = tuple(candidates_of(members[0], microbatches, machine) for members in tied.classes)
+    if not with_dominated:
+        candidates = without_dominated(tied, candidates)
+    groups, readers = [], []
+    for group in tied.groups:
+        made, used = _group_arcs(tied, candidates, group, machine)
+        groups.append(made)
+        readers.append(used)
+    return LayoutProblem(tied, candidates, tuple(groups), tuple(readers), _kept(tied))
+
+
+def _kept(tied: TiedGraph) -> tuple[bool, ...]:
+    """Variables, and what forward ops leave for backward."""
+    kept = [members[0].kind == "variable" for members in tied.classes]
+    for group in tied.groups:
+        maker = tied.classes[group.maker][0]
+        if (
+            group.slot == 0
+            and maker.origin.phase is Phase.FORWARD
+            and not op_def(maker.kind).view
+            and any(
+                tied.classes[each.ops][0].origin.phase is Phase.BACKWARD for each in group.readers
+            )
+        ):
+            kept[group.maker] = True
+    return tuple(kept)
+
+
+def _group_arcs(
+    tied: TiedGraph, candidates: Sequence[Candidates], group: ValueGroup, machine: Machine
+) -> tuple[GroupArcs, tuple[int, ...]]:
+    maker = tied.classes[group.maker][0]
+    value = maker.outputs[group.slot]
+    made = [each.outputs[group.slot] for each in candidates[group.maker].signatures]
+    used, wanted, fixed = [], [], []
+    for place, reader in enumerate(group.readers):
+        op = tied.classes[reader.ops][0]
+        if op.placement != maker.placement:
+            continue
+        used.append(place)
+        wanted.append([each.inputs[reader.operand] for each in candidates[reader.ops].signatures])
+        fixed.append(any(kept == reader.operand for _, kept in op_def(op.kind).mutates))
+    layouts = {*made, *(layout for each in wanted for layout in each)}
+    partials = {entry for each in layouts for entry in each if isinstance(entry, Partial)}
+    together = maker.origin.phase is Phase.BACKWARD and all(
+        tied.classes[each.ops][0].origin.phase is Phase.UPDATE for each in group.readers
+    )
+    arcs = layout_arcs(
+        value.shape,
+        value.dtype,
+        maker.placement.hierarchy,
+        tuple(sorted(partials, key=str)),
+        tuple(sorted((each for each in layouts if each.has_halo), key=str)),
+        together,
+        links_of(machine, maker.placement),
+    )
+
+    def numbers(each: Sequence[NdSbp]) -> np.ndarray:
+        return np.array([arcs.number_of[layout] for layout in each], int)
+
+    found = GroupArcs(
+        arcs, numbers(made), tuple(map(numbers, wanted)), tuple(fixed), len(group.names)
+    )
+    return found, tuple(used)
+
+
+@dataclass(frozen=True)
+class LinearProgram:
+    """Minimise `costs @ x` where `lower <= matrix @ x <= upper` and `0 <= x <= 1`."""
+
+    costs: np.ndarray
+    rows: np.ndarray
+    columns: np.ndarray
+    values: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    choices: int
+    """The first so many columns are those of candidates; the others are flows."""
+    first_choice: np.ndarray
+    """Per class, its first column."""
+    first_row: tuple[tuple[int, ...], ...]
+    """Per group and reader, the row of its first layout."""
+    memory_row: int | None
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self.rows: list[np.ndarray] = []
+        self.columns: list[np.ndarray] = []
+        self.values: list[np.ndarray] = []
+        self.costs: list[np.ndarray] = []
+        self.lower: list[np.ndarray] = []
+        self.upper: list[np.ndarray] = []
+        self.row_count = self.column_count = 0
+
+    def add_rows(self, count: int, lower: float, upper: float) -> int:
+        self.lower.append(np.full(count, lower))
+        self.upper.append(np.full(count, upper))
+        self.row_count += count
+        return self.row_count - count
+
+    def add_columns(self, costs: np.ndarray) -> int:
+        self.costs.append(costs)
+        self.column_count += len(costs)
+        return self.column_count - len(costs)
+
+    def add(self, rows: np.ndarray, columns: np.ndarray, value: float | np.ndarray) -> None:
+        self.rows.append(rows)
+        self.columns.append(columns)
+        self.values.append(np.broadcast_to(np.asarray(value, float), rows.shape))
+
+
+def linear_program(problem: LayoutProblem, memory_bytes: float | None) -> LinearProgram:
+    """The program of a problem, for devices with so much memory."""
+    tied, writer = problem.tied, _Writer()
+    first_choice = []
+    for members, candidates in zip(tied.classes, problem.candidates, strict=True):
+        count = len(candidates.signatures)
+        column = writer.add_columns(candidates.seconds * len(members))
+        row = writer.add_rows(1, 1.0, 1.0)
+        writer.add(np.full(count, row), np.arange(column, column + count), 1.0)
+        first_choice.append(column)
+    choices = writer.column_count
+    memory_row = None
+    if memory_bytes is not None:
+        memory_row = writer.add_rows(1, -np.inf, 1.0)
+        for number, (members, candidates) in enumerate(
+            zip(tied.classes, problem.candidates, strict=True)
+        ):
+            if problem.kept[number]:
+                count = len(candidates.signatures)
+                columns = first_choice[number] + np.arange(count)
+                held = candidates.held_bytes * len(members) / memory_bytes
+                writer.add(np.full(count, memory_row), columns, held)
+    first_row = []
+    for group, arcs, used in zip(tied.groups, problem.groups, problem.readers, strict=True):
+        first_row.append(_add_group(writer, group, arcs, used, first_choice))
+    return LinearProgram(
+        np.concatenate(writer.costs),
+        np.concatenate(writer.rows),
+        np.concatenate(writer.columns),
+        np.concatenate(writer.values),
+        np.concatenate(writer.lower),
+        np.concatenate(writer.upper),
+        choices,
+        np.array(first_choice),
+        tuple(first_row),
+        memory_row,
+    )
+
+
+def _add_group(
+    writer: _Writer,
+    group: ValueGroup,
+    arcs: GroupArcs,
+    used: Sequence[int],
+    first_choice: Sequence[int],
+) -> tuple[int, ...]:
+    graph = arcs.arcs
+    assert graph is not None
+    count, steps = graph.count, len(graph.seconds)
+    costs = graph.seconds * arcs.times
+    flowing = sum(not fixed for fixed in arcs.fixed)
+    shared = writer.add_columns(costs) if flowing > 1 else None
+    rows = []
+    for place, wanted, fixed in zip(used, arcs.wanted, arcs.fixed, strict=True):
+        # Of each layout: made + what flows in - what flows out = wanted.
+        row = writer.add_rows(count, 0.0, 0.0)
+        rows.append(row)
+        made_columns = first_choice[group.maker] + np.arange(len(arcs.made))
+        writer.add(row + arcs.made, made_columns, 1.0)
+        reader = group.readers[place]
+        writer.add(row + wanted, first_choice[reader.ops] + np.arange(len(wanted)), -1.0)
+        if fixed:
+            continue
+        flow = writer.add_columns(costs if shared is None else np.zeros(steps))
+        columns = flow + np.arange(steps)
+        writer.add(row + graph.heads, columns, 1.0)
+        writer.add(row + graph.tails, columns, -1.0)
+        if shared is not None:
+            least = writer.add_rows(steps, 0.0, np.inf)
+            below = least + np.arange(steps)
+            writer.add(below, shared + np.arange(steps), 1.0)
+            writer.add(below, columns, -1.0)
+    return tuple(rows)
