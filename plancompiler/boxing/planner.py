@@ -264,7 +264,8 @@ def layout_steps(
 ) -> list[BoxingStep]:
     """All legal steps between layouts of a tensor with as many axes as `even` says."""
     graph = _state_graph(_Mesh(hierarchy, even, links), partials)
-    return [step for _, _, step in graph.edges(data="step")]
+    steps: list[BoxingStep] = [edge["step"] for _, _, edge in graph.edges(data=True)]
+    return steps
 
 
 def _agreeing_axes(mesh: _Mesh, state: NdSbp) -> Iterator[tuple[int, ...]]:

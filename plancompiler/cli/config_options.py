@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from plancompiler.cli.options import Command, with_options
+from plancompiler.frontend.open_layouts import with_config
 from plancompiler.ir import Job
 from plancompiler.ir.settings import Option
 from plancompiler.passes import Config, config_of
@@ -57,4 +58,4 @@ def _option(setting: Option) -> Callable[[Any], Any]:
 
 def configured(job: Job, config: Mapping[str, Any]) -> Job:
     """The job with these settings of its config changed."""
-    return replace(job, config=replace(config_of(job), **config)) if config else job
+    return with_config(job, replace(config_of(job), **config)) if config else job

@@ -23,6 +23,7 @@ from plancompiler.errors import (
     TracingError,
     UsageError,
 )
+from plancompiler.frontend.open_layouts import with_config
 from plancompiler.frontend.out import takes_out
 from plancompiler.frontend.stored import kept_array
 from plancompiler.hooks.eager_world import eager_world
@@ -68,6 +69,8 @@ class JobBuilder:
         """What other parts of the frontend remember per job, by a key of their own."""
         self.rates: dict[int, Callable[[int], float]] = {}
         """See `Job.rates`."""
+        self.open_layouts: set[str] = set()
+        """See `Job.open_layouts`."""
         self._producers: dict[str, tuple[Op, Value]] = {}
         self._counts: dict[str, int] = {}
         self._numbers: dict[str, int] = {}
@@ -266,9 +269,16 @@ class JobBuilder:
 
     def finish(self) -> Job:
         """The checked job: ops that influence no output, update or variable are left out."""
-        job = Job(self.name, live_ops(self.ops), self.seed, self.config, rates=self.rates)
+        job = Job(
+            self.name,
+            live_ops(self.ops),
+            self.seed,
+            self.config,
+            rates=self.rates,
+            open_layouts=frozenset(self.open_layouts),
+        )
         verify_job(job)
-        return job
+        return with_config(job, self.config)
 
     def _next_name(self, kind: str) -> str:
         stem = _stem(kind)
@@ -461,9 +471,10 @@ def source_tensor(
     sbp: SbpLike | None,
 ) -> Value:
     """Record an op without inputs and with one output in a demanded layout (default: broadcast)."""
-    tensor: Value = current_recorder().add(
-        kind, (), attrs, placement, demanded_sbp(placement, sbp)
-    )[0]
+    recorder = current_recorder()
+    tensor: Value = recorder.add(kind, (), attrs, placement, demanded_sbp(placement, sbp))[0]
+    if sbp is None and isinstance(recorder, JobBuilder):
+        recorder.open_layouts.add(tensor.name)
     return tensor
 
 

@@ -33,6 +33,8 @@ class Job:
     """Learning rates that are functions of the user's, by the number of their optimizer. They stay
     where the job was traced: who runs it from there feeds their values.
     """
+    open_layouts: frozenset[str] = field(default_factory=frozenset, compare=False, repr=False)
+    """Inputs and parameters whose layout the user has not demanded. They stay there, too."""
 
     @cached_property
     def inputs(self) -> dict[str, Value]:

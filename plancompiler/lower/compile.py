@@ -22,7 +22,7 @@ from pathlib import Path
 from plancompiler.boxing.bucket_report import bucket_reports
 from plancompiler.boxing.build import build_boxing_task_graph
 from plancompiler.boxing.fuse import FusedReductions, fuse_reductions
-from plancompiler.boxing.graph import BoxingTaskGraph, RankSlice
+from plancompiler.boxing.graph import BoxingTaskGraph, OpGraph, RankSlice
 from plancompiler.boxing.infer_sbp import infer_sbp
 from plancompiler.boxing.serde import graph_to_bytes, slices_by_rank
 from plancompiler.boxing.slices import Slicer
@@ -133,7 +133,7 @@ def build_graph(
         records.extend(done)
     _dump(dump, "job.txt", lambda: str(job))
     with timed(seconds, "sbp"):
-        op_graph = infer_sbp(job)
+        op_graph = _chosen_layouts(job)
     _dump(dump, "op_graph.txt", lambda: format_op_graph(op_graph))
     with timed(seconds, "boxing"):
         graph = build_boxing_task_graph(op_graph, world_size)
@@ -145,6 +145,17 @@ def build_graph(
     if _log.isEnabledFor(logging.INFO):
         _log_work(done, unfused, fused)
     return graph
+
+
+def _chosen_layouts(job: Job) -> OpGraph:
+    """The job with a signature per op."""
+    config = config_of(job)
+    if config.layout != "auto":
+        return infer_sbp(job)
+    # It brings a solver, which others do without.
+    from plancompiler.search.layout_search import search_layouts  # noqa: PLC0415
+
+    return OpGraph(job, search_layouts(job, config.memory_bytes or None).signatures)
 
 
 def _log_work(

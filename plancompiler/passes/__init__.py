@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from plancompiler.boxing.fuse import FuseOptions
+from plancompiler.boxing.layout_options import LayoutOptions
 from plancompiler.boxing.streams import StreamOptions
 from plancompiler.costs.choice import MachineOptions
 from plancompiler.errors import UsageError
@@ -61,6 +62,7 @@ class Config(
     MicrobatchOptions,
     ZeroOptions,
     FuseOptions,
+    LayoutOptions,
     StreamOptions,
     RecomputeOptions,
     PrecisionOptions,

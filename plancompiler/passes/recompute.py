@@ -37,15 +37,18 @@ class RecomputeOptions(Settings, owner="recompute"):
         asks=True,
     )
     memory_bytes: int = option(
-        0, "With `recompute=auto`, most bytes that a device may take; 0: as few as can be."
+        0,
+        "With `recompute=auto` or `layout=auto`, most bytes that a device may take; 0: no limit "
+        "for layouts, and as few as can be for recomputation.",
     )
 
     def check(self) -> None:
-        if self.memory_bytes and self.recompute != "auto":
+        layout = getattr(self, "layout", "given")
+        if self.memory_bytes and self.recompute != "auto" and layout != "auto":
             raise UsageError(
-                "memory_bytes is what recompute=auto keeps to",
+                "memory_bytes is what recompute=auto and layout=auto keep to",
                 got=f"memory_bytes={self.memory_bytes} recompute={self.recompute}",
-                expected="recompute=auto",
+                expected="recompute=auto, or layout=auto",
             )
 
 

@@ -41,6 +41,7 @@ from plancompiler.executor.local_run import LocalWorld
 from plancompiler.executor.timeline import Timeline
 from plancompiler.executor.trace import Recording
 from plancompiler.frontend.nn.module import Module
+from plancompiler.frontend.open_layouts import with_config
 from plancompiler.frontend.optim.schedule import Rate
 from plancompiler.frontend.trace import as_job
 from plancompiler.frontend.weights import beside_weights, initial_value, write_weights
@@ -52,6 +53,7 @@ from plancompiler.ir.arguments import (
     step_count,
     whole_number,
 )
+from plancompiler.ir.settings import Settings
 from plancompiler.limits.time_limits import DEADLINE
 from plancompiler.lower.cached import JobPlans, plans_of_job
 from plancompiler.lower.compile import is_mode_chosen, resolve_mode
@@ -151,6 +153,7 @@ def run(
     strict_restore: bool = True,
     anomaly: bool = False,
     launcher: Launcher | None = None,
+    config: Settings | None = None,
 ) -> Session:
     """Compile `job` and start its ranks on this machine; what is compiled already is run as it is.
 
@@ -169,7 +172,8 @@ def run(
     it; then a DeadlineError names it. With `anomaly` every op on CPUs is checked in every step: a
     NonFiniteError names the first op that makes an infinite value or a NaN, its source line and its
     rank (slow; for debugging). `launcher` starts the worker processes, of ranks elsewhere too, as
-    `plancompiler.engines.choice.open_launcher` makes one. While a session is open, BLAS uses one
+    `plancompiler.engines.choice.open_launcher` makes one. `config` stands in place of the job's own
+    (`pc.Config(layout="auto")`). While a session is open, BLAS uses one
     thread per rank unless the environment says otherwise. Use the session as a context manager, or
     close it.
     """
@@ -181,7 +185,11 @@ def run(
     plans = None
     if isinstance(job, CompiledPlans):
         _check_compiled(job, ranks, mode)
+        if config is not None:
+            raise UsageError("plans are compiled already", got="config", hint="give the job")
         ranks, plans, job = job.world_size, job.plans, job.job
+    elif config is not None:
+        job = with_config(as_job(job), config)
     world_size = world_size_of(as_job(job), ranks)
     folder = None if restore is None else folder_path("restore", restore)
     recording = None

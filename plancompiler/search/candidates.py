@@ -11,7 +11,8 @@ import numpy as np
 
 from plancompiler.boxing.infer_sbp import legal_signatures
 from plancompiler.boxing.planner import canonical
-from plancompiler.costs import FREE_OPS, Machine, op_seconds
+from plancompiler.costs import Machine, op_seconds
+from plancompiler.costs.op_time import FREE_OPS
 from plancompiler.errors import ShapeError
 from plancompiler.ir import BROADCAST, NdSbp, Op, Sbp, Split, TensorType
 from plancompiler.ir.halo import Halo

@@ -19,7 +19,6 @@ def lower_bound(problem: LayoutProblem, program: LinearProgram, duals: np.ndarra
     """Seconds that no legal layouts of the job undercut, by the duals of the program's rows."""
     prices = []
     for arcs, rows in zip(problem.groups, program.first_row, strict=True):
-        assert arcs.arcs is not None
         raw = [duals[row : row + arcs.arcs.count] for row in rows]
         prices.append(_fair(arcs, raw))
     memory = 0.0
@@ -62,7 +61,6 @@ def _fair(arcs: GroupArcs, raw: list[np.ndarray]) -> list[np.ndarray]:
     what is left, all alike.
     """
     graph = arcs.arcs
-    assert graph is not None
     flowing = [place for place, fixed in enumerate(arcs.fixed) if not fixed]
     if not flowing:
         return raw

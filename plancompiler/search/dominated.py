@@ -1,8 +1,8 @@
 """Candidates that need not be looked at, because others do the same and never cost more.
 
-No op gains by taking as a partial value what nothing upstream makes partial: with broadcast in place
-of this partial entry, here and in all that follows from it, the ops do as much work, and neither the
-identity nor the reduction is needed.
+No op gains by taking as a partial value what nothing before it makes partial: with broadcast in
+place of this partial entry, here and in all that follows from it, the ops do as much work, and
+neither the identity nor the reduction is needed.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ def layout_arcs(
     together: bool,
     links: MeshLinks,
 ) -> LayoutArcs:
-    """The layouts of a tensor that a search needs. `together`: its reductions are done together with
-    others, so that starting them costs nothing.
+    """The layouts of a tensor that a search needs. `together`: its reductions are done together
+    with others, so that starting them costs nothing.
     """
     nbytes = element_count(shape) * dtype.itemsize
     even = tuple(extent % element_count(hierarchy) == 0 for extent in shape)
@@ -104,8 +104,8 @@ def _steps(
 
 
 def least_seconds(distances: np.ndarray, made: int, wanted: Sequence[int]) -> float:
-    """Seconds of the cheapest steps that give a value in all wanted layouts: a directed Steiner tree
-    (S. Dreyfus and R. Wagner, 1972).
+    """Seconds of the cheapest steps that give a value in all wanted layouts: a directed Steiner
+    tree (S. Dreyfus and R. Wagner, 1972).
     """
     terminals = sorted(set(wanted) - {made})
     if len(terminals) < 2:

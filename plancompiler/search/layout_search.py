@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from plancompiler.errors import UsageError
 from plancompiler.ir import Job, NdSbp
 from plancompiler.ops.rule import NdSignature
 from plancompiler.search.certificate import lower_bound
@@ -68,18 +69,29 @@ def search_layouts(job: Job, memory_bytes: float | None = None) -> LayoutSearch:
         if rounds is None and len(job.ops) > MOST_OPS:
             break
         result = _search(job, memory_bytes, rounds, begin)
+        if result is None:
+            continue  # alike ops may have nothing in common that fits
         if best is None or result.gap < best.gap:
             best = result
         if best.gap <= GAP:
             break
-    assert best is not None
+    if best is None:
+        raise UsageError(
+            "no layouts fit",
+            got="no limit" if memory_bytes is None else f"{memory_bytes:.0f} bytes of memory",
+            hint="allow more memory, or pin less",
+        )
     return best
 
 
-def _search(job: Job, memory_bytes: float | None, rounds: int | None, begin: float) -> LayoutSearch:
+def _search(
+    job: Job, memory_bytes: float | None, rounds: int | None, begin: float
+) -> LayoutSearch | None:
     problem = layout_problem(tie_ops(job, rounds))
     program = linear_program(problem, memory_bytes)
     solution = solve(program)
+    if solution is None:
+        return None
     chosen = []
     for first, candidates in zip(program.first_choice, problem.candidates, strict=True):
         values = solution.columns[first : first + len(candidates.signatures)]
@@ -123,7 +135,6 @@ def objective_seconds(problem: LayoutProblem, signatures: Sequence[NdSignature])
     known: dict[object, float] = {}
     for group, arcs in zip(tied.groups, problem.groups, strict=True):
         graph = arcs.arcs
-        assert graph is not None
         for name in group.names:
             key = id(graph), made[name], frozenset(wanted.get(name, ()))
             if key not in known:

@@ -1,9 +1,9 @@
 """The choice of layouts as a linear program.
 
 A column per class of alike ops and candidate says whether it is chosen; a class chooses one. Every
-reader of a value draws a flow from the layout that the maker chose to the one that the reader chose,
-over the arcs of the tensor's layout graph; readers share an arc at the price of one. This is the
-flow formulation of directed Steiner trees (R. Wong, 1984).
+reader of a value draws a flow from the layout that the maker chose to the one that the reader
+chose, over the arcs of the tensor's layout graph; readers share an arc at the price of one. This is
+the flow formulation of directed Steiner trees (R. Wong, 1984).
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from plancompiler.search.tied_ops import TiedGraph, ValueGroup
 class GroupArcs:
     """A group of values in the program."""
 
-    arcs: LayoutArcs | None
-    """None where every reader takes the value as it is made."""
+    arcs: LayoutArcs
     made: np.ndarray
     """The layout of each candidate of the maker."""
     wanted: tuple[np.ndarray, ...]
@@ -118,10 +117,10 @@ def _group_arcs(
     def numbers(each: Sequence[NdSbp]) -> np.ndarray:
         return np.array([arcs.number_of[layout] for layout in each], int)
 
-    found = GroupArcs(
+    known = GroupArcs(
         arcs, numbers(made), tuple(map(numbers, wanted)), tuple(fixed), len(group.names)
     )
-    return found, tuple(used)
+    return known, tuple(used)
 
 
 @dataclass(frozen=True)
@@ -217,7 +216,6 @@ def _add_group(
     first_choice: Sequence[int],
 ) -> tuple[int, ...]:
     graph = arcs.arcs
-    assert graph is not None
     count, steps = graph.count, len(graph.seconds)
     costs = graph.seconds * arcs.times
     flowing = sum(not fixed for fixed in arcs.fixed)

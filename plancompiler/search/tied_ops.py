@@ -1,8 +1,8 @@
 """Ops that do alike, such as those of repeated layers, as one: the search decides about them once.
 
 Two ops are alike if they say the same, and so do all ops within a few steps of them (colour
-refinement of B. Weisfeiler and A. Leman, 1968, cut off after some rounds). Layers in the middle of a
-model are then alike, whatever their number; those near its ends are not.
+refinement of B. Weisfeiler and A. Leman, 1968, cut off after some rounds). Layers in the middle of
+a model are then alike, whatever their number; those near its ends are not.
 """
 
 from __future__ import annotations

@@ -75,6 +75,7 @@ class Parameter:
         self.name = name
         self.placement: Placement | None = None
         self.sbp: NdSbp | None = None
+        self._demanded: NdSbp | None = None
         self._owner: Module | None = None
         self._eager: tuple[_Names, Any] | None = None
 
@@ -82,6 +83,7 @@ class Parameter:
         """Live on `placement` with this SBP (default: broadcast)."""
         demanded = NdSbp.broadcast(placement.ndim) if sbp is None else NdSbp.of(sbp)
         self.sbp = demanded.check(placement.ndim, len(self.shape))
+        self._demanded = None if sbp is None else self.sbp
         self.placement = placement
         return self
 
@@ -117,7 +119,9 @@ class Parameter:
                 if not isinstance(self._stored, Stored):
                     self._stored = kept_array(self._stored)
                 attrs |= {"file": self._stored.file, "key": self._stored.key}
-            tensor = names.values[self] = source_tensor("variable", attrs, placement, self.sbp)
+            tensor = names.values[self] = source_tensor(
+                "variable", attrs, placement, self._demanded
+            )
         # Outside of jobs it is a DistTensor, of a package that this one does not import.
         if names.eager:
             if latest is None or latest[0] is not names:
