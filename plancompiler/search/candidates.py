@@ -9,9 +9,9 @@ from itertools import product
 
 import numpy as np
 
-from plancompiler.boxing.infer_sbp import legal_signatures
+from plancompiler.boxing.infer_sbp import legal_signatures, passing_seconds
 from plancompiler.boxing.planner import canonical
-from plancompiler.costs import Machine, op_seconds
+from plancompiler.costs import Machine, links_of, op_seconds
 from plancompiler.costs.op_time import FREE_OPS
 from plancompiler.errors import ShapeError
 from plancompiler.ir import BROADCAST, NdSbp, Op, Sbp, Split, TensorType
@@ -136,10 +136,15 @@ def _seconds(op: Op, signatures: Sequence[NdSignature], machine: Machine) -> lis
     flops = flops_of(op.kind, op.input_types, op.output_types, dict(op.attrs))
     dtype = (op.outputs or op.inputs)[0].dtype
     seconds = []
+    passing, links = op_def(op.kind).round, links_of(machine, op.placement)
     for signature in signatures:
         bits, held = 0, 0.0
         for sbp, size in zip((*signature.inputs, *signature.outputs), sizes, strict=True):
             bits |= _split_axes(sbp)
             held += size / _pieces(sbp, hierarchy)
-        seconds.append(op_seconds(machine, flops / shares[bits], held, dtype))
+        spent = op_seconds(machine, flops / shares[bits], held, dtype)
+        if passing is not None:
+            given = op.input_types
+            spent += passing_seconds(passing, given, signature, hierarchy, flops, links)
+        seconds.append(spent)
     return seconds
