@@ -488,6 +488,20 @@ def test_a_rule_can_be_added_and_a_wrong_one_is_seen(monkeypatch):
         pc.torch_rule("scale")
 
 
+def test_layouts_whose_patterns_match_nothing(gpt2):
+    module, _, model = gpt2
+    with pytest.raises(UsageError, match=r"no parameter of this name.*'\*\.q_proj\.weight'"):
+        model.place(TP, {"*.q_proj.weight": ["B", "S(0)"]})
+    with pytest.raises(UsageError, match=r"plan matches no parameter.*'layers\.\*\.q_proj'"):
+        model.place(TP, pc.layouts.tensor_parallel({"layers.*.q_proj": "colwise"}))
+    with pytest.raises(UsageError, match="no tensor-parallel plan"):
+        pc.layouts.tensor_parallel(module.config)
+    with pytest.raises(UsageError, match=r"style that is not known.*diagonal"):
+        pc.layouts.tensor_parallel({"h.*.mlp": "diagonal"})
+    with pytest.raises(UsageError, match="no module has this name"):
+        pc.layouts.stages(model, "*.layers.*")
+
+
 class DataDependent(nn.Module):
     def forward(self, x):
         return x[x > 0].sum() if x.sum() > 0 else x.sum()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +97,41 @@ def test_a_folder_is_compiled_and_shows_the_authors_names_and_lines(folder, tmp_
     shown = CliRunner().invoke(cli, ["inspect", str(tmp_path / "plans"), "--rank", "0"])
     assert "layers.0.weight" in shown.output
     assert "make.py:11" in shown.output
+
+
+@pytest.mark.processes
+def test_a_folder_is_submitted_to_a_master_with_two_workers(folder, tmp_path):
+    """The workers read the folder's weights and the data; the client has neither PyTorch."""
+    program = [sys.executable, "-m", "plancompiler"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    (tmp_path / "torch.py").write_text("raise ImportError('not here')")
+    settings = ("-D", "optimizer=SGD", "-D", "lr=0.5", "-D", f"data={folder / 'data.npz'}")
+    layout = ("-D", "tp=2", "-D", f"layout={folder / 'layout.json'}")
+    job = [str(folder / "model"), "--steps", "6", *settings, *layout]
+    with ExitStack() as ended:
+
+        def start(*words: str) -> subprocess.Popen[str]:
+            child = subprocess.Popen(
+                [*program, *words, "--json"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env=environment,
+            )
+            ended.callback(child.communicate, timeout=60)
+            ended.callback(child.terminate)
+            return child
+
+        master = start("master", "--listen", "127.0.0.1:0", "--ranks", "2")
+        assert master.stdout is not None
+        address = json.loads(master.stdout.readline())["address"]
+        for _ in range(2):
+            start("worker", "--master", address, "--allow-path", str(folder))
+        client = start("submit", *job, "--master", address)
+        report = json.loads(client.communicate(timeout=120)[0])
+    assert report["ranks"] == 2
+    alone = command("run", *job, "--ranks", 2, "--no-cache")
+    np.testing.assert_allclose(report["losses"], alone["losses"], rtol=1e-6)
 
 
 def test_wrong_settings_and_files(folder, tmp_path):

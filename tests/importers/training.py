@@ -59,9 +59,16 @@ def reference(module: Any, example: dict[str, Any]) -> Trained:
     return Trained(losses, gradients, after)
 
 
-def job_of(model: Any, example: dict[str, Any], mesh: pc.Placement, sbp: list[str]) -> pc.Job:
-    """A training job that reports the loss and every gradient."""
-    with pc.job("imported") as job:
+def job_of(
+    model: Any,
+    example: dict[str, Any],
+    mesh: pc.Placement,
+    sbp: list[str],
+    config: pc.Config | None = None,
+    gradients: bool = True,
+) -> pc.Job:
+    """A training job that reports the loss and, unless `gradients` is False, every gradient."""
+    with pc.job("imported", config=config or pc.Config()) as job:
         given = {
             name: pc.input(name, tuple(value.shape), str(value.dtype)[len("torch.") :], mesh, sbp)
             if torch.is_tensor(value)
@@ -70,10 +77,11 @@ def job_of(model: Any, example: dict[str, Any], mesh: pc.Placement, sbp: list[st
         }
         loss = loss_of(model(**given))
         trained = {name: each for name, each in model.named_parameters() if each.trainable}
-        gradients = pc.gradients(loss, [each.value for each in trained.values()])
-        for name, gradient in zip(trained, gradients, strict=True):
-            if gradient is not None:
-                pc.output(f"gradient {name}", gradient)
+        if gradients:
+            made = pc.gradients(loss, [each.value for each in trained.values()])
+            for name, gradient in zip(trained, made, strict=True):
+                if gradient is not None:
+                    pc.output(f"gradient {name}", gradient)
         pc.optim.AdamW(RATE, **ADAM).minimize(loss)
         pc.output("loss", loss)
     return job
@@ -89,11 +97,16 @@ def rows_split(model: Any) -> dict[str, list[str]]:
 
 
 def trained(
-    model: Any, example: dict[str, Any], mesh: pc.Placement, sbp: list[str], steps: int = STEPS
+    model: Any,
+    example: dict[str, Any],
+    mesh: pc.Placement,
+    sbp: list[str],
+    steps: int = STEPS,
+    backend: str = "threads",
 ) -> Trained:
-    """What an imported model computes in a job on threads."""
+    """What an imported model computes in a job."""
     job = job_of(model, example, mesh, sbp)
-    with pc.run(job, ranks=mesh.size, cache=False) as session:
+    with pc.run(job, ranks=mesh.size, cache=False, backend=backend) as session:
         outputs = [session.step(**fed(example)) for _ in range(steps)]
     gradients = {
         name.removeprefix("gradient "): value
