@@ -3,6 +3,7 @@
     no-ops        copies, casts to the same dtype, views of the same shape
     linear        a product with a transposed weight, and one between two reshapes
     rms_norm      pow, mean, rsqrt and two multiplications
+    gelu          its approximation by tanh, written with seven operations
     grouped heads keys and values copied for each head of queries that shares them
 
 The targets are PyTorch's. A pattern that does not match in every detail is left as it is.
@@ -10,6 +11,7 @@ The targets are PyTorch's. A pattern that does not match in every detail is left
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,7 +33,10 @@ _MAYBE_NOTHING = {
     "aten._to_copy.default",
     "aten.expand.default",
     "aten.slice.Tensor",
+    "aten.to.device",
     "aten.to.dtype",
+    "aten.to.dtype_layout",
+    "aten.to.other",
     "aten.type_as.default",
 }
 """They change nothing where type and shape stay."""
@@ -45,7 +50,7 @@ _TRANSPOSES: dict[str, tuple[Any, ...]] = {
 def recognized(graph: Graph) -> Graph:
     """The graph with these patterns replaced, without nodes that nobody needs."""
     graph = _without_noops(graph)
-    for rewrite in (_transposed_weight, _linear_between_reshapes, _rms_norm, _grouped_heads):
+    for rewrite in (_transposed_weight, _linear_between_reshapes, _rms_norm, _gelu, _grouped_heads):
         graph = _rewritten(graph, rewrite)
     return graph
 
@@ -73,6 +78,9 @@ class _View:
             return node.types[0] if len(node.types) == 1 else None
         return self.graph.types.get(value.name) or self.graph.inputs.get(value.name)
 
+
+_HALF, _CUBIC = 0.5, 0.044715
+"""Numbers of gelu's approximation."""
 
 Rewrite = Callable[[_View, Node], Node | None]
 
@@ -196,6 +204,56 @@ def _reciprocal_root_of_mean_square(view: _View, x: Any, factor: Any) -> float |
     if squares is None or squares.args[0] != x:
         return None
     return shifted.args[1] if squares.args[1] in (2, x) else None
+
+
+def _gelu(view: _View, node: Node) -> Node | None:
+    """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x³)))."""
+    for half, rest in _operands(view, node, "aten.mul.Tensor"):
+        x = next((each for each, number in _scaled(view, half) if number == _HALF), None)
+        shifted = view.maker(rest, "aten.add.Tensor", "aten.add.Scalar")
+        if x is None or shifted is None or shifted.kwargs or shifted.args[1] != 1:
+            continue
+        tanh = view.maker(shifted.args[0], "aten.tanh.default")
+        if tanh is None:
+            continue
+        for inner, factor in _scaled(view, tanh.args[0]):
+            if math.isclose(factor, math.sqrt(2 / math.pi), rel_tol=1e-6) and _has_cube(
+                view, inner, x
+            ):
+                return replace(node, target="imported.gelu.tanh", args=(x,), kwargs={})
+    return None
+
+
+def _has_cube(view: _View, value: Any, x: Any) -> bool:
+    """Whether a value is x + 0.044715 x³."""
+    added = view.maker(value, "aten.add.Tensor")
+    for first, second in _operands(view, added, "aten.add.Tensor"):
+        for cube, factor in _scaled(view, second):
+            power = view.maker(cube, "aten.pow.Tensor_Scalar")
+            if (
+                first == x
+                and math.isclose(factor, _CUBIC, rel_tol=1e-6)
+                and power is not None
+                and power.args == (x, 3)
+            ):
+                return True
+    return False
+
+
+def _operands(view: _View, node: Node | None, target: str) -> list[tuple[Any, Any]]:
+    """The two operands of a node of this target, in both orders; none for another node."""
+    if node is None or node.target != target or node.kwargs or len(node.args) != 2:
+        return []
+    first, second = node.args
+    return [(first, second), (second, first)]
+
+
+def _scaled(view: _View, value: Any) -> list[tuple[Any, float]]:
+    """What a product with a number has: the other factor, and the number."""
+    made = view.maker(value, "aten.mul.Tensor", "aten.mul.Scalar")
+    if made is None or made.kwargs or not isinstance(made.args[1], (int, float)):
+        return []
+    return [(made.args[0], float(made.args[1]))]
 
 
 def _grouped_heads(view: _View, node: Node) -> Node | None:

@@ -559,6 +559,7 @@ define(
         "imported.matmul.transposed": lambda x, y: f.matmul(x, y, transpose_b=True),
         "imported.linear.untransposed": lambda x, weight, bias: f.matmul(x, weight) + bias,
         "imported.rms_norm.default": f.rms_norm,
+        "imported.gelu.tanh": f.gelu,
     }
 )
 
@@ -639,7 +640,7 @@ def _mask(mask: Any, query: Any, key: Any, causal: bool | str) -> tuple[bool | s
 # --- layers ---------------------------------------------------------------------------------------
 
 
-@torch_rule("aten.embedding.default")
+@torch_rule("aten.embedding.default", arrays=True)
 def _embedding(
     weight: Any,
     ids: Any,
@@ -649,12 +650,37 @@ def _embedding(
 ) -> Any:
     if scale_grad_by_freq:
         raise _refused("embedding", "scale_grad_by_freq=True", "False")
+    if isinstance(weight, np.ndarray):
+        weight = constant(weight, DType.parse(weight.dtype), ids.placement)
+    if isinstance(ids, np.ndarray):
+        first = _first_of_run(ids)
+        if first is not None and not first <= padding_idx < first + ids.shape[-1]:
+            run = _sliced(weight, 0, first, first + ids.shape[-1])
+            return _expanded(_unsqueezed_to(run, ids.ndim + 1), (*ids.shape, weight.shape[1]))
+        ids = constant(ids, DType.parse(ids.dtype), weight.placement)
     rows = f.embedding(weight, ids)
     if padding_idx < 0:
         return rows
     # The row of the padding is read, and its gradient is zero.
     padding = f.unsqueeze(f.equal(ids, padding_idx), ids.ndim)
     return f.where(padding, f.stop_gradient(rows), rows)
+
+
+def _first_of_run(ids: Array) -> int | None:
+    """The first of ids that follow one another along the last axis, and repeat along the others, as
+    positions do; None for other ids.
+    """
+    if not ids.size or ids.ndim == 0:
+        return None
+    rows = ids.reshape(-1, ids.shape[-1])
+    first = int(rows[0, 0])
+    run = np.arange(first, first + ids.shape[-1])
+    return first if first >= 0 and bool((rows == run).all()) else None
+
+
+def _unsqueezed_to(x: Any, axes: int) -> Any:
+    """x with axes of extent 1 before its own."""
+    return x.reshape([1] * (axes - x.ndim) + list(x.shape))
 
 
 def _affine(x: Any, shape: Sequence[int], weight: Any, bias: Any) -> tuple[Any, Any]:

@@ -395,12 +395,13 @@ def _decide(facts: _Splittable, config: ZeroOptions) -> _Exchanges:
         )
         for number, (each, readers, late) in enumerate(one for one in wanted if one[1])
     )
-    reductions = tuple(
-        each
-        for shard in facts.shards
-        for each in _reductions(shard, facts, visits.get(shard.parameter.placement, ()), config)
-    )
-    return _Exchanges(tuple(early.values()), gathers, reductions)
+    reductions: dict[str, _Exchange] = {}
+    for shard in facts.shards:
+        there = visits.get(shard.parameter.placement, ())
+        for each in _reductions(shard, facts, there, config):
+            # Two parameters that are added, such as biases of parallel branches, have one gradient.
+            reductions.setdefault(each.value.name, each)
+    return _Exchanges(tuple(early.values()), gathers, tuple(reductions.values()))
 
 
 def _stored(shard: _Shard, facts: _Splittable, early: dict[str, Op]) -> Iterator[_Stored]:

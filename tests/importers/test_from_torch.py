@@ -188,6 +188,8 @@ def test_attention_of_gpt2_and_norms_of_llama_are_recognised(gpt2):
     attention = [op for op in job.ops if op.kind == "attention"]
     assert [op.attr("causal") for op in attention] == [True, True]
     assert all(len(op.inputs) == 3 for op in attention)
+    assert [op.kind for op in job.ops].count("gelu") == 2, "gelu, written with seven operations"
+    assert [op.kind for op in job.ops].count("embedding") == 1, "positions are a slice"
     module, example = made("llama")
     llama = pc.from_torch(module, example).place(ONE)
     with pc.job("llama") as job:
@@ -522,6 +524,51 @@ def test_what_cannot_be_imported(source, example, error, said):
 
 
 # --- semantics of single operations ---------------------------------------------------------------
+
+
+class Positions(nn.Module):
+    """Rows by constant numbers, some of which follow one another; one is the padding's."""
+
+    def __init__(self):
+        super().__init__()
+        self.padded = nn.Embedding(6, 3, padding_idx=2)
+        self.table = nn.Embedding(6, 3)
+
+    def forward(self, x):
+        run = torch.arange(1, 5)
+        return {
+            "run": self.table(run) + x,
+            "rows": self.table(run.expand(2, 4)).sum(0) * x,
+            "padded": self.padded(run) * x,
+            "whole": self.table(torch.arange(6).reshape(1, 6)).sum() * x,
+            "grid": self.table(torch.arange(4).reshape(2, 2)).sum() * x,
+            "mixed": self.table(torch.tensor([4, 3, 2, 1])) * x,
+            "almost": x * 0.5 * (torch.tanh(0.79 * (x + 0.044715 * x**3)) + 1.0),
+            "gelu": (1.0 + torch.tanh((2 / torch.pi) ** 0.5 * (x + x**3.0 * 0.044715))) * (x * 0.5),
+        }
+
+
+def test_rows_of_positions_and_the_written_gelu():
+    torch.manual_seed(0)
+    module, x = Positions(), torch.randn(4, 3)
+    model = pc.from_torch(module, (x,))
+    assert [node.target for node in model.graph.nodes].count("imported.gelu.tanh") == 1
+    with pc.job("positions") as job:
+        out = model.place(ONE)(pc.input("x", (4, 3), "float32", ONE))
+        for name, value in out.items():
+            pc.output(name, value)
+        total = pc.concat([value.reshape(-1) for value in out.values()], 0).sum()
+        tables = [model.padded.weight.value, model.table.weight.value]
+        for name, gradient in zip(("one", "two"), pc.gradients(total, tables), strict=True):
+            pc.output(name, gradient)
+    with pc.run(job, ranks=1, cache=False) as session:
+        made = session.step(x=x.numpy())
+    expected = module(x)
+    sum(value.sum() for value in expected.values()).backward()
+    for name, value in expected.items():
+        np.testing.assert_allclose(made[name], value.detach().numpy(), rtol=1e-5, atol=1e-6)
+    for name, table in (("one", module.padded), ("two", module.table)):
+        np.testing.assert_allclose(made[name], table.weight.grad.numpy(), rtol=1e-5, atol=1e-6)
 
 
 class Operations(nn.Module):

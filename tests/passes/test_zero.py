@@ -44,6 +44,28 @@ def test_losses_are_those_of_one_rank(
     np.testing.assert_allclose(losses(gpt(**layout), STEPS, zero=zero), one_rank, rtol=1e-4)
 
 
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_parameters_that_have_one_gradient(zero: int) -> None:
+    """Biases of branches that are added, as in GPT-NeoX."""
+
+    def job(ranks: int) -> Job:
+        on = pc.Placement("cpu", list(range(ranks)), ("dp",))
+        with pc.job("branches", seed=1, config=pc.Config(zero=zero)) as built:
+            x = pc.input("x", (8, 4), "float32", on, ["S(0)"])
+            left, right = pc.nn.Linear(4, 6).place(on), pc.nn.Linear(4, 6).place(on)
+            loss = ((left(x) + right(x)) * x.sum(1, keepdims=True)).mean()
+            pc.optim.AdamW(0.1).minimize(loss)
+            pc.output("loss", loss)
+        return built
+
+    rows = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+    trained = []
+    for ranks in (1, 2):
+        with pc.run(job(ranks), ranks=ranks, cache=False) as session:
+            trained.append([session.step(x=rows)["loss"] for _ in range(4)])
+    np.testing.assert_allclose(trained[1], trained[0], rtol=1e-5)
+
+
 def test_losses_do_not_depend_on_fusing(one_rank: tuple[float, ...]) -> None:
     actual = losses(gpt(dp=2), 5, zero=3, fuse_bytes=1 << 14)
     np.testing.assert_allclose(actual, one_rank[:5], rtol=1e-4)
