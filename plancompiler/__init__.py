@@ -24,6 +24,7 @@ import sys
 from plancompiler.hooks.array_namespace import set_array_namespace
 from plancompiler.hooks.compiler_settings import set_compiler_settings
 from plancompiler.hooks.eager_world import set_eager_world
+from plancompiler.hooks.other_names import no_such_name, set_other_names
 
 TYPE_CHECKING = False  # type checkers take it as true, by its name; `typing` need not be loaded
 if TYPE_CHECKING:
@@ -66,6 +67,11 @@ set_eager_world(_eager_world)
 set_array_namespace(
     lambda version: importlib.import_module(f"{__name__}.array_api").namespace_of(version)
 )
+set_other_names(
+    lambda owner, name: importlib.import_module(f"{__name__}.frontend.other_names").unknown_name(
+        owner, name
+    )
+)
 set_compiler_settings(lambda: importlib.import_module(f"{__name__}.passes").Config)
 
 
@@ -81,7 +87,7 @@ def __getattr__(name: str) -> Any:
     try:
         value = globals()[name] = getattr(names, name)
     except AttributeError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+        raise no_such_name("pc", name) from None
     return value
 
 

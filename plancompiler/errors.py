@@ -216,6 +216,12 @@ class IndexingError(AttributeValueError, IndexError):
     code = "E196"
 
 
+class UnknownNameError(PlanCompilerError, AttributeError):
+    """Something has no such name; Python's own AttributeError, too, as `hasattr` asks."""
+
+    code = "E197"
+
+
 class TracingError(PlanCompilerError):
     """A tracing function was used outside `pc.job()`, or a value left its job."""
 

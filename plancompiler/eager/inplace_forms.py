@@ -15,6 +15,7 @@ from plancompiler.errors import UsageError
 from plancompiler.frontend import functions, methods
 from plancompiler.frontend.functions import activation, derived, elementwise, indexing
 from plancompiler.frontend.functions.random import like
+from plancompiler.hooks.other_names import no_such_name
 from plancompiler.ir.operators import Scalar
 from plancompiler.ir.source import user_line
 
@@ -140,9 +141,7 @@ class InPlaceForms(InPlaceMethods):
             if name.endswith("_") and not name.startswith("_"):
                 method = getattr(type(self), name[:-1], None)
             if not callable(method):
-                raise AttributeError(
-                    f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
-                )
+                raise no_such_name("x", name)
             return partial(_changing(name, method), self)
 
     def _into(

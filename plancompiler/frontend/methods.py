@@ -192,7 +192,7 @@ def where(x: Any, condition: Any, other: Any) -> Any:
 
 def new_full(x: Tensor, shape: Any, value: Scalar, *, dtype: Any = None, **options: Any) -> Tensor:
     """A tensor of one number, of this shape, on the placement of x and of its dtype by default."""
-    _refuse_options("new_full", options)
+    _refuse_options("new_full", x, options)
     extents = whole_numbers("extents", shape)
     kind = x.dtype if dtype is None else DType.parse(dtype)
     if kind.is_floating:
@@ -221,10 +221,15 @@ def _extents(shape: tuple[Any, ...]) -> Any:
     return shape[0] if len(shape) == 1 else shape
 
 
-def _refuse_options(name: str, options: Mapping[str, Any]) -> None:
-    """PyTorch's options for where and how: None and False, which are its defaults, are left out."""
+def _refuse_options(name: str, x: TensorOperators, options: Mapping[str, Any]) -> None:
+    """PyTorch's options for where and how: None and False, which are its defaults, are left out,
+    and a device where x is.
+    """
     for option, value in options.items():
         known = option in ("device", "layout", "requires_grad", "pin_memory")
+        if option == "device" and isinstance(value, str):
+            _check_device(x, value)
+            continue
         if not known or value not in (None, False):
             raise UsageError(
                 f"{name} does not know this keyword",

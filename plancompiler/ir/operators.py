@@ -10,7 +10,7 @@ import math
 import operator
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast, overload
 
 from plancompiler.errors import (
     AttributeValueError,
@@ -22,6 +22,7 @@ from plancompiler.errors import (
     UsageError,
 )
 from plancompiler.hooks.array_namespace import array_namespace
+from plancompiler.hooks.other_names import no_such_name
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.indexing import taken
 from plancompiler.ir.op import AttrValue
@@ -200,6 +201,11 @@ class TensorOperators(TensorMethods):
         """What users may use: no internal names, such as those with one underscore in front."""
         names = (name for name in super().__dir__() if name not in _INTERNAL)
         return [name for name in names if name.startswith("__") or not name.startswith("_")]
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_such_name("x", name)
 
     @abstractmethod
     def _apply(

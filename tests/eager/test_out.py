@@ -315,6 +315,7 @@ def test_every_function_of_tensors_takes_out():
         "init",
         "input",
         "job",
+        "load_weights",
         "manual_seed",
         "no_grad",
         "onnx_rule",

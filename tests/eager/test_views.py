@@ -226,7 +226,7 @@ def test_what_would_give_a_wrong_gradient_is_refused():
         used.sum().backward()
     (flat * 1.0).sum().backward()  # it sees the change, and so does its gradient
     assert w.grad.numpy().tolist() == [4.0] * 4
-    with pytest.raises(AttributeError, match="no attribute 'nothing_'"):
+    with pytest.raises(AttributeError, match="has no 'nothing_'"):
         w.nothing_()
 
 

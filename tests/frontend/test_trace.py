@@ -427,5 +427,5 @@ def test_tracing_imports_neither_grpc_nor_the_runtime():
 def test_every_public_name_exists():
     for name in pc.__all__:
         assert getattr(pc, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match="has no 'nothing'"):
         _ = pc.nothing

@@ -136,7 +136,7 @@ def case(
     process: Callable[[Any], Any],
     wanted: bool,
 ) -> Case:
-    random = op.name in RANDOM
+    random = op.name in RANDOM or bool(kwargs.get("dropout_p"))
     outputs = list(tensors_in(process(made)))
     if not outputs and made is not None:
         plain = made if isinstance(made, (list, tuple)) else [made]

@@ -6,6 +6,8 @@ a line each: the function, or what turns PyTorch's arguments into ours.
 
 from __future__ import annotations
 
+import itertools
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import plancompiler as pc
 
 Call = Callable[..., Any]
+F = pc.nn.functional
 
 WHERE = threading.local()
 """Its `placement` is where a rank makes tensors that have no input."""
@@ -42,7 +45,7 @@ RANDOM = frozenset(
 )
 """Ops whose values nothing fixes: their shapes and dtypes are compared."""
 
-COMPARED = {"linalg.lstsq": 1}
+COMPARED = {"linalg.lstsq": 1, "nanmedian": 1}
 """How many outputs are compared, where ours has fewer: PyTorch's others say how it went."""
 
 SYMMETRIC = {"linalg.eigh", "linalg.eigvalsh"}
@@ -65,6 +68,7 @@ FORWARD_ONLY = {
     "linalg.pinv/hermitian": "PyTorch's gradient does not know that one triangle is read",
     "__rpow__": "no gradient flows to the exponent of a negative base, where PyTorch has NaN",
     "pow": "no gradient flows to the exponent of a negative base, where PyTorch has NaN",
+    "nn.functional.ctc_loss": "PyTorch's gradient is that of the logits of a softmax before",
     "nextafter": "it is piecewise constant and has no gradient here",
 }
 """Ops whose gradients are not compared, and why."""
@@ -79,6 +83,8 @@ def function_for(name: str, variant: str) -> Call | None:
     for key in (f"{name}/{variant}", name):
         if key in CALLS:
             return CALLS[key]
+    if name.startswith("nn.functional.") and name[14:] in F.__all__:
+        return getattr(F, name[14:])
     if name.startswith("linalg."):
         return getattr(pc.linalg, name.removeprefix("linalg."), getattr(pc, name[7:], None))
     short = name
@@ -96,21 +102,6 @@ def _variance(function: Call) -> Call:
             dim, unbiased = None, dim
         less = unbiased if correction is None else correction
         return function(x, dim, keepdim, float(less))
-
-    return call
-
-
-def _rounded(x, y, rounding_mode=None):
-    quotient = pc.div(x, y)
-    return {None: lambda each: each, "trunc": pc.trunc, "floor": pc.floor}[rounding_mode](quotient)
-
-
-def _extreme(whole: Call, along: Call, of_two: Call) -> Call:
-    def call(x, y=None, keepdim=False, *, dim=None):
-        if isinstance(y, pc.DistTensor):
-            return of_two(x, y)
-        axis = y if dim is None else dim
-        return whole(x) if axis is None else along(x, axis, keepdim)
 
     return call
 
@@ -190,46 +181,14 @@ def _extreme_at(values, places):
     return lambda x, dim, keepdim=False: (values(x, dim, keepdim), places(x, dim, keepdim))
 
 
-def _place(function):
-    def call(x, dim=None, keepdim=False):
-        if dim is None:
-            return function(pc.ravel(x), 0) if not keepdim else _refuse_argument("keepdim")
-        return function(x, dim, keepdim)
-
-    return call
-
-
-def _refuse_argument(name):
-    raise TypeError(f"unexpected argument {name!r}")
-
-
 def _rounded_to(x, *, decimals=0):
     return pc.round(x) if decimals == 0 else pc.round(x * 10.0**decimals) / 10.0**decimals
-
-
-def _batch_norm(x, mean, variance, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
-    if training:
-        return pc.batch_norm(x, weight, bias, eps=eps)
-    return pc.batch_norm(x, weight, bias, mean, variance, eps)
-
-
-def _divergence(x, target, reduction="mean", log_target=False):
-    return pc.kl_div(x, pc.exp(target) if log_target else target, reduction)
 
 
 def _like(function):
     return lambda x, dtype=None, device=None, **_: function(
         x if dtype is None else pc.cast(x, dtype)
     )
-
-
-def _scaled(function):
-    """`add` and the like, whose second operand PyTorch takes `alpha` times."""
-
-    def call(x, y, *, alpha=1):
-        return function(x, y if alpha == 1 else pc.mul(y, alpha))
-
-    return call
 
 
 def _truths(function):
@@ -244,12 +203,6 @@ def _truths(function):
         )
 
     return call
-
-
-def _clamp(x, min=None, max=None):
-    for bound, function in ((min, pc.maximum), (max, pc.minimum)):
-        x = x if bound is None else function(x, bound)
-    return x
 
 
 def _padded(x, pad, mode="constant", value=None):
@@ -273,82 +226,89 @@ def _mean(x, dim=None, unbiased=True, keepdim=False, *, correction=None):
     return pc.mean(x, None if isinstance(dim, bool) else dim, keepdim)
 
 
-def _max_pool(function):
-    def call(
-        x, kernel_size, stride=None, padding=0, dilation=1, *, ceil_mode=False, return_indices=False
-    ):
-        if ceil_mode or return_indices:
-            raise TypeError("unexpected argument 'ceil_mode' or 'return_indices'")
-        return function(x, kernel_size, stride, padding, dilation)
-
-    return call
-
-
-def _avg_pool(function):
-    def call(
-        x,
-        kernel_size,
-        stride=None,
-        padding=0,
-        ceil_mode=False,
-        count_include_pad=True,
-        divisor_override=None,
-    ):
-        if ceil_mode or divisor_override is not None:
-            raise TypeError("unexpected argument 'ceil_mode' or 'divisor_override'")
-        return function(x, kernel_size, stride, padding, count_include_pad)
-
-    return call
-
-
-def _normalized_last(x, shape, weight=None, bias=None, eps=1e-5):
-    if len(shape) != 1:
-        raise TypeError("unexpected argument 'normalized_shape': the last axis alone is normalised")
-    one = pc.full_like(x, 1.0, shape) if weight is None else weight
-    return pc.layer_norm(x, one, pc.full_like(x, 0.0, shape) if bias is None else bias, eps)
-
-
-def _scaled_last(x, shape, weight=None, eps=None):
-    if len(shape) != 1:
-        raise TypeError("unexpected argument 'normalized_shape': the last axis alone is normalised")
-    least = {"float32": 2.0**-23, "float64": 2.0**-52}[str(x.dtype)]
-    one = pc.full_like(x, 1.0, shape) if weight is None else weight
-    return pc.rms_norm(x, one, least if eps is None else eps)
-
-
-def _logit(x, eps=None):
-    share = x if eps is None else pc.clip(x, eps, 1 - eps)
-    return pc.log(share / (1.0 - share))
-
-
-def _gated(x, dim=-1):
-    left, right = pc.chunk(x, 2, dim)
-    return left * pc.sigmoid(right)
-
-
-def _attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None):
-    return pc.scaled_dot_product_attention(q, k, v, is_causal, scale, attn_mask, dropout_p)
-
-
-def _shrunk(x, lambd=0.5):
-    return x - pc.clip(x, -lambd, lambd)
-
-
-def _labels(function):
-    def call(x, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0):
-        if weight is not None or label_smoothing:
-            raise TypeError("unexpected argument 'weight' or 'label_smoothing'")
-        return function(pc.movedim(x, 1, -1) if x.ndim > 1 else x, target, reduction, ignore_index)
-
-    return call
-
-
 def _distance(x, y, p):
     return pc.norm(x - y, p)
 
 
 def _windowed(x, axis, size, step):
     return pc.unfold_axis(x, axis, size, step)
+
+
+def _normal(mean, std=1.0, size=None, *, dtype="float32", **_):
+    """Of tensors, or of numbers and a shape."""
+    of = next((each for each in (mean, std) if isinstance(each, pc.DistTensor)), None)
+    if of is None:
+        return pc.normal(size, mean, std, dtype=dtype, placement=WHERE.placement)
+    return pc.randn_like(of) * std + mean
+
+
+def _whole_numbers(*args, device=None, dtype="int64", **_):
+    (low, high, size) = args if len(args) == 3 else (0, *args)
+    return pc.randint(size, low, high, dtype=dtype, placement=WHERE.placement)
+
+
+def _triangle(function):
+    return lambda rows, columns, offset=0, dtype="int64", **_: function(
+        rows, columns, offset, placement=WHERE.placement
+    ).to(dtype)
+
+
+def _unique(x, sorted=True, return_inverse=False, return_counts=False, dim=None):
+    if dim is not None:
+        raise TypeError("unexpected argument 'dim'")
+    distinct = pc.unique(x)
+    more = ((return_inverse, distinct.inverse), (return_counts, distinct.counts))
+    made = (distinct.values, *(each for wanted, each in more if wanted))
+    return made if len(made) > 1 else made[0]
+
+
+def _median(without_nan):
+    """The lower one of two in the middle, with its place."""
+
+    def call(x, dim=None, keepdim=False):
+        if without_nan:
+            value = pc.nanquantile(x, 0.5, dim, keepdim, "lower")
+            return value if dim is None else (value, None)
+        if dim is None:
+            x, dim = x.ravel(), None
+            return x.kthvalue((x.shape[0] + 1) // 2)[0]
+        extent = x.shape[dim] if x.ndim else 1
+        return x.kthvalue((extent + 1) // 2, dim, keepdim)
+
+    return call
+
+
+def _squeezed(x, dim=None):
+    if dim is None:
+        return pc.squeeze(x)
+    dims = (dim,) if isinstance(dim, int) else dim
+    return pc.squeeze(x, [each for each in dims if x.ndim and x.shape[each] == 1])
+
+
+def _summed_to(x, *shape):
+    shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+    lead = x.ndim - len(shape)
+    at = [axis for axis, extent in enumerate(shape) if extent == 1 != x.shape[axis + lead]]
+    return x.sum([*range(lead), *(axis + lead for axis in at)]).reshape(shape)
+
+
+def _renormed(x, p, dim, maxnorm):
+    others = [axis for axis in range(x.ndim) if axis != dim % x.ndim]
+    norms = pc.norm(x, p, others, True)
+    return x * pc.where(norms > maxnorm, maxnorm / (norms + 1e-7), 1.0)
+
+
+def _combinations(x, r=2, with_replacement=False):
+    choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
+    rows = list(choose(range(x.shape[0]), r))
+    if not rows:
+        raise TypeError("unexpected argument 'r': there are none")
+    return x[[list(row) for row in rows]]
+
+
+def _triplet(*args, distance_function=None, **named):
+    """PyTorch's own function of distance is what ours takes without one."""
+    return F.triplet_margin_with_distance_loss(*args, **named)
 
 
 def _with_dtype(function: Call) -> Call:
@@ -361,11 +321,8 @@ def _with_dtype(function: Call) -> Call:
 CALLS: dict[str, Call] = {
     "std": _variance(pc.std),
     "var": _variance(pc.var),
-    "div": _rounded,
     "softmax": _with_dtype(pc.softmax),
     "log_softmax": _with_dtype(pc.log_softmax),
-    "gather": lambda x, dim, index, sparse_grad=False: pc.gather(x, dim, index),
-    "index_select": lambda x, dim, index: pc.index_select(x, index, dim),
     "eq": pc.equal,
     "arange": _placed(_arange),
     "linspace": _placed(pc.linspace),
@@ -387,27 +344,82 @@ CALLS: dict[str, Call] = {
     "nonzero": lambda x, *, as_tuple=False: pc.nonzero(x) if as_tuple else pc.argwhere(x),
     "rand_like": lambda x, dtype=None, **_: _like(pc.rand_like)(x, dtype),
     "randn_like": lambda x, dtype=None, **_: _like(pc.randn_like)(x, dtype),
-    "uniform": lambda x, low=0.0, high=1.0: x.uniform_(low, high),
+    **{
+        name: lambda x, *args, name=name, **named: getattr(x, f"{name}_")(*args, **named)
+        for name in ("uniform", "exponential", "cauchy", "geometric", "log_normal")
+    },
     "normal/in_place": lambda x, mean=0.0, std=1.0: x.normal_(mean, std),
-    "exponential": lambda x, rate=1.0: x.exponential_(rate),
-    "searchsorted": lambda edges, x, *, out_int32=False, right=False, side="left": pc.cast(
-        pc.searchsorted(edges, x, side="right" if right else side),
-        "int32" if out_int32 else "int64",
+    "normal": _normal,
+    "bernoulli": lambda x, p=None: (pc.rand_like(x) < x).to(x.dtype),
+    "randint": _whole_numbers,
+    "randint_like": lambda x, low, high=None, **_: pc.randint_like(
+        x, *((0, low) if high is None else (low, high))
+    ),
+    "empty": _filled(0.0),
+    "empty_like": _like(pc.empty_like),
+    "scalar_tensor": lambda value, **named: _filled(value)((), **named),
+    "tril_indices": _triangle(pc.tril_indices),
+    "triu_indices": _triangle(pc.triu_indices),
+    "logspace": _placed(pc.logspace),
+    **{
+        name: lambda x, *args, name=name, layout=None, **named: getattr(x, name)(*args, **named)
+        for name in ("new_zeros", "new_ones", "new_full", "new_empty")
+    },
+    "zero_": pc.zeros_like,
+    "randn": _placed(pc.randn),
+    "__getitem__": lambda x, index: x[index],
+    "slice": lambda x, dim=0, start=None, end=None, step=1: x[
+        (*(slice(None),) * dim, slice(start, end, step))
+    ],
+    "to": lambda x, *args, non_blocking=False, copy=False, memory_format=None: x.to(
+        *(each for each in args if not isinstance(each, bool)), copy=copy
+    ),
+    "unique": _unique,
+    "median": _median(False),
+    "nanmedian": _median(True),
+    "histogram": lambda x, bins, *, range=None, weight=None, density=False: tuple(
+        each.to(x.dtype) for each in pc.histogram(x, bins, range, weight, density)
+    ),
+    "bincount": lambda x, weights=None, minlength=0: pc.bincount(x, None, weights, minlength),
+    "nonzero_static": lambda x, *, size, fill_value=-1: pc.argwhere(x, size, fill_value),
+    "trapz": pc.trapezoid,
+    "squeeze": _squeezed,
+    "squeeze_copy": _squeezed,
+    "repeat_interleave": lambda x, repeats, dim=None, output_size=None: pc.repeat_interleave(
+        x, repeats, dim, output_size
+    ),
+    "H": pc.transpose,
+    "mH": pc.matrix_transpose,
+    "unsafe_chunk": pc.chunk,
+    "sum_to_size": _summed_to,
+    "renorm": _renormed,
+    "combinations": _combinations,
+    "mvlgamma": lambda x, p: (
+        sum(pc.lgamma(x - 0.5 * i) for i in range(p)) + 0.25 * p * (p - 1) * math.log(math.pi)
+    ),
+    "tensor_split": pc.tensor_split,
+    **{
+        name: lambda x, dtype=dtype, **_: x.to(dtype)
+        for name, dtype in (
+            ("byte", "uint8"),
+            ("char", "int8"),
+            ("short", "int16"),
+        )
+    },
+    "searchsorted": lambda edges, x, *, out_int32=False, right=False, side="left", sorter=None: (
+        pc.searchsorted(edges, x, side, sorter, right=right).to("int32" if out_int32 else "int64")
+    ),
+    "bucketize": lambda x, edges, *, out_int32=False, right=False: pc.bucketize(x, edges, right).to(
+        "int32" if out_int32 else "int64"
     ),
     "max/reduction_with_dim": _extreme_at(pc.max, pc.argmax),
     "min/reduction_with_dim": _extreme_at(pc.min, pc.argmin),
-    "argmax": _place(pc.argmax),
-    "argmin": _place(pc.argmin),
     "round": _rounded_to,
-    "nn.functional.batch_norm": _batch_norm,
-    "nn.functional.kl_div": _divergence,
     "ne": pc.not_equal,
     "lt": pc.less,
     "le": pc.less_equal,
     "gt": pc.greater,
     "ge": pc.greater_equal,
-    "add": _scaled(pc.add),
-    "sub": _scaled(pc.sub),
     "rsub": lambda x, y, *, alpha=1: pc.sub(y, x if alpha == 1 else x * alpha),
     "__radd__": _swapped(pc.add),
     "__rmul__": _swapped(pc.mul),
@@ -422,12 +434,11 @@ CALLS: dict[str, Call] = {
     "bitwise_left_shift": pc.shift_left,
     "bitwise_right_shift": pc.shift_right,
     "true_divide": pc.div,
-    "clamp": _clamp,
+    "clamp": pc.clip,
     "clamp_min": pc.maximum,
     "clamp_max": pc.minimum,
     "positive": lambda x: x,
     "contiguous": lambda x, **_: x,
-    "clone": lambda x, **_: pc.reshape(x, x.shape),
     "alias_copy": lambda x: pc.reshape(x, x.shape),
     "resolve_neg": lambda x: x,
     "item": lambda x: x.item(),
@@ -443,13 +454,8 @@ CALLS: dict[str, Call] = {
     "logical_or": _truths(pc.logical_or),
     "logical_xor": _truths(pc.logical_xor),
     "logical_not": _truths(pc.logical_not),
-    "aminmax": lambda x, *, dim=None, keepdim=False: (
-        pc.min(x, dim, keepdim),
-        pc.max(x, dim, keepdim),
-    ),
     "std_mean": _both(_mean, _variance(pc.std)),
     "var_mean": _both(_mean, _variance(pc.var)),
-    "nansum": lambda x, dim=None, keepdim=False: pc.sum(pc.nan_to_num(x, 0.0), dim, keepdim),
     "dist": lambda x, y, p=2: _distance(x, y, p),
     "frac": lambda x: x - pc.trunc(x),
     "ldexp": lambda x, y: x * pc.exp2(y),
@@ -458,18 +464,7 @@ CALLS: dict[str, Call] = {
     "mm": pc.matmul,
     "mv": lambda a, x: pc.einsum("ij,j->i", a, x),
     "vdot": pc.dot,
-    "addmm": lambda x, a, b, *, beta=1, alpha=1: x * beta + pc.matmul(a, b) * alpha,
-    "addmv": lambda x, a, v, *, beta=1, alpha=1: x * beta + pc.einsum("ij,j->i", a, v) * alpha,
-    "addr": lambda x, a, b, *, beta=1, alpha=1: x * beta + pc.outer(a, b) * alpha,
-    "baddbmm": lambda x, a, b, *, beta=1, alpha=1: x * beta + pc.bmm(a, b) * alpha,
-    "addbmm": lambda x, a, b, *, beta=1, alpha=1: x * beta + pc.sum(pc.bmm(a, b), 0) * alpha,
-    "addcmul": lambda x, a, b, *, value=1: x + a * b * value,
-    "addcdiv": lambda x, a, b, *, value=1: x + a / b * value,
-    "sort": lambda x, dim=-1, descending=False, stable=None: pc.sort(x, dim, descending),
-    "argsort": lambda x, dim=-1, descending=False, stable=None: pc.argsort(x, dim, descending),
     "msort": lambda x: pc.sort(x, 0)[0],
-    "topk": lambda x, k, dim=-1, largest=True, sorted=True: pc.topk(x, k, dim, largest),
-    "flatten": lambda x, start_dim=0, end_dim=-1: pc.flatten(x, start_dim, end_dim),
     "transpose": pc.swapaxes,
     "transpose_copy": pc.swapaxes,
     "t": pc.transpose,
@@ -480,17 +475,9 @@ CALLS: dict[str, Call] = {
     "expand_copy": pc.expand,
     "unsqueeze_copy": pc.unsqueeze,
     "unbind_copy": pc.unbind,
-    "diagonal": lambda x, offset=0, dim1=0, dim2=1: pc.diagonal(
-        pc.movedim(x, (dim1, dim2), (-2, -1)), offset
-    ),
-    "diagonal_copy": lambda x, offset=0, dim1=0, dim2=1: pc.diagonal(
-        pc.movedim(x, (dim1, dim2), (-2, -1)), offset
-    ),
-    "linalg.diagonal": lambda x, *, offset=0, dim1=-2, dim2=-1: pc.diagonal(
-        pc.movedim(x, (dim1, dim2), (-2, -1)), offset
-    ),
-    "diagonal_scatter": pc.diagonal_scatter,
-    "broadcast_tensors": pc.broadcast_tensors,
+    "diagonal": lambda x, offset=0, dim1=0, dim2=1: pc.diagonal(x, offset, dim1, dim2),
+    "diagonal_copy": lambda x, offset=0, dim1=0, dim2=1: pc.diagonal(x, offset, dim1, dim2),
+    "linalg.diagonal": lambda x, *, offset=0, dim1=-2, dim2=-1: pc.diagonal(x, offset, dim1, dim2),
     "block_diag": lambda *tensors: pc.block_diag(tensors),
     "cartesian_prod": lambda *tensors: pc.cartesian_prod(tensors),
     "narrow_copy": pc.narrow,
@@ -515,61 +502,21 @@ CALLS: dict[str, Call] = {
     "float_power": lambda x, y: pc.pow(
         *(pc.cast(e, "float64") if isinstance(e, pc.DistTensor) else e for e in (x, y))
     ),
-    "logit": _logit,
     "scatter": lambda x, dim, index, src, reduce=None: pc.scatter(
         x, dim, index, src, reduce or "set"
     ),
-    "index_add": lambda x, dim, index, source, *, alpha=1: pc.index_add(
-        x, index, source * alpha, dim
-    ),
-    "take_along_dim": lambda x, index, dim=None: (
-        pc.take_along_axis(x, index, dim)
-        if dim is not None
-        else pc.take_along_axis(pc.ravel(x), pc.ravel(index), 0)
+    "take_along_dim": lambda x, index, dim=None: pc.take_along_axis(
+        x if dim is not None else x.ravel(), index if dim is not None else index.ravel(), dim
     ),
     "special.modified_bessel_i0": pc.i0,
     "special.modified_bessel_i1": pc.i1,
-    "nn.functional.pad": _padded,
     "constant_pad_nd": lambda x, pad, value=0.0: _padded(x, pad, "constant", value),
-    "nn.functional.linear": pc.linear,
-    "nn.functional.layer_norm": _normalized_last,
-    "nn.functional.rms_norm": _scaled_last,
-    "nn.functional.group_norm": lambda x, groups, weight=None, bias=None, eps=1e-5: pc.group_norm(
-        x, groups, weight, bias, eps
-    ),
-    "nn.functional.gelu": lambda x, approximate="none": (
-        pc.gelu(x) if approximate == "tanh" else pc.gelu_exact(x)
-    ),
-    "nn.functional.hardtanh": lambda x, min_val=-1.0, max_val=1.0: pc.hardtanh(x, min_val, max_val),
-    "nn.functional.softmin": lambda x, dim=None, dtype=None: pc.softmax(
-        -(x if dtype is None else pc.cast(x, dtype)), dim
-    ),
-    "nn.functional.tanhshrink": lambda x: x - pc.tanh(x),
-    "nn.functional.softshrink": _shrunk,
-    "nn.functional.hardshrink": lambda x, lambd=0.5: pc.where(pc.abs(x) > lambd, x, x * 0.0),
-    "nn.functional.threshold": lambda x, threshold, value: pc.where(x > threshold, x, value),
-    "nn.functional.celu": lambda x, alpha=1.0: pc.elu(x / alpha) * alpha,
-    "nn.functional.glu": _gated,
-    "nn.functional.softplus": lambda x, beta=1, threshold=20: pc.where(
-        x * beta > float(threshold), x, pc.softplus(x * beta) / float(beta)
-    ),
-    "nn.functional.one_hot": lambda x, num_classes=-1: pc.one_hot(x, num_classes, "int64"),
-    "nn.functional.dropout": lambda x, p=0.5, training=True: pc.dropout(x, p) if training else x,
-    "nn.functional.max_pool1d": _max_pool(pc.max_pool1d),
-    "nn.functional.max_pool2d": _max_pool(pc.max_pool2d),
-    "nn.functional.max_pool3d": _max_pool(pc.max_pool3d),
-    "nn.functional.avg_pool1d": _avg_pool(pc.avg_pool1d),
-    "nn.functional.avg_pool2d": _avg_pool(pc.avg_pool2d),
-    "nn.functional.avg_pool3d": _avg_pool(pc.avg_pool3d),
-    "nn.functional.cross_entropy": _labels(pc.cross_entropy),
-    "nn.functional.nll_loss": lambda x, target, weight=None, ignore_index=-100, reduction="mean": (
-        _labels(pc.nll_loss)(x, target, weight, ignore_index, reduction)
-    ),
-    "nn.functional.scaled_dot_product_attention": _attention,
-    "nn.functional.pairwise_distance": lambda x, y, p=2.0, eps=1e-6, keepdim=False: pc.norm(
-        x - y + eps, p, -1, keepdim
-    ),
     "norm": _norm,
+    "nn.functional.embedding": lambda weight, ids, **named: F.embedding(ids, weight, **named),
+    "nn.functional.embedding_bag": lambda weight, ids, *args, **named: F.embedding_bag(
+        ids, weight, *args, **named
+    ),
+    "nn.functional.triplet_margin_with_distance_loss": _triplet,
     "cholesky": pc.linalg.cholesky,
     "cholesky_inverse": pc.linalg.cholesky_inverse,
     "cholesky_solve": pc.linalg.cholesky_solve,

@@ -50,10 +50,13 @@ def softmax(
     With `split_axis` the axis may be split over devices: maxima and sums are reduced, x is not
     gathered.
     """
+    at = one_axis(axis, x.ndim)
+    if not x.shape[at]:
+        return x.cast(x.dtype)
     if split_axis:
-        shares: Tensor = split_softmax.split_softmax(x, one_axis(axis, x.ndim))
+        shares: Tensor = split_softmax.split_softmax(x, at)
         return shares
-    return apply_one("softmax", x, axis=one_axis(axis, x.ndim))
+    return apply_one("softmax", x, axis=at)
 
 
 @takes_out
@@ -61,10 +64,13 @@ def log_softmax(
     x: Tensor, axis: int = -1, split_axis: bool = False, *, out: Tensor | None = None
 ) -> Tensor:
     """Logarithm of softmax, computed without overflow; `split_axis` as in `softmax`."""
+    at = one_axis(axis, x.ndim)
+    if not x.shape[at]:
+        return x.cast(x.dtype)
     if split_axis:
-        logarithms: Tensor = split_softmax.split_log_softmax(x, one_axis(axis, x.ndim))
+        logarithms: Tensor = split_softmax.split_log_softmax(x, at)
         return logarithms
-    return apply_one("log_softmax", x, axis=one_axis(axis, x.ndim))
+    return apply_one("log_softmax", x, axis=at)
 
 
 softplus = unary("softplus")

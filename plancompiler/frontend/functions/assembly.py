@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from plancompiler.errors import AttributeValueError, ShapeError, UsageError
 from plancompiler.frontend.functions.derived import Tensor
@@ -22,7 +23,7 @@ from plancompiler.frontend.functions.shape import (
     unsqueeze,
 )
 from plancompiler.frontend.out import takes_out
-from plancompiler.ir.operators import normalize_axes, one_axis, whole_numbers
+from plancompiler.ir.operators import TensorOperators, normalize_axes, one_axis, whole_numbers
 from plancompiler.ir.shard import balanced_range
 from plancompiler.ops.check import broadcast_shapes
 from plancompiler.ops.registry import apply, apply_one
@@ -194,14 +195,17 @@ def select(x: Tensor, axis: int, index: int, *, out: Tensor | None = None) -> Te
 @takes_out
 def tensor_split(
     x: Tensor,
-    parts: int | Sequence[int],
+    parts: int | Sequence[int] | Tensor,
     axis: int = 0,
     *,
     out: Sequence[Tensor | None] | None = None,
 ) -> tuple[Tensor, ...]:
     """That many pieces along an axis, of sizes that differ by at most one, or the pieces between
-    the places that are listed.
+    the places that are listed; a tensor of these is read, which is a collective.
     """
+    if isinstance(parts, TensorOperators):
+        numbers: Any = parts
+        return tensor_split(x, numbers.tolist(), axis)
     extent = x.shape[one_axis(axis, x.ndim)]
     if not isinstance(parts, (list, tuple)):
         count, *more = whole_numbers("parts", parts)

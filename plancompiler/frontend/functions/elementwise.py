@@ -320,6 +320,7 @@ def clip(
     tensors broadcast, and get the gradient where they are the result.
     """
     if isinstance(low, TensorOperators) or isinstance(high, TensorOperators):
+        low, high = (_bound(x, each) for each in (low, high))
         raised: Tensor = x if low is None else maximum(x, low)
         bounded: Tensor = raised if high is None else minimum(raised, high)
         return bounded
@@ -329,6 +330,12 @@ def clip(
         x,
         **{name: _number(each, x.dtype) for name, each in bounds.items() if each is not None},
     )
+
+
+def _bound(x: Tensor, bound: Any) -> Any:
+    """A bound; without axes it is of x's dtype, as a number would be."""
+    scalar = isinstance(bound, TensorOperators) and not bound.ndim
+    return bound.cast(x.dtype) if scalar and x.dtype.is_floating else bound
 
 
 @takes_out

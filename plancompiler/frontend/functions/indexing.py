@@ -80,6 +80,8 @@ def gather(
     """For each index the element of x there along `axis`. On the other axes there may be fewer
     indices than elements: the first elements are meant. `sparse_grad` changes nothing.
     """
+    if not x.ndim:
+        return gather(x.reshape((1,)), axis, indices.reshape((-1,))).reshape(indices.shape)
     at = one_axis(axis, x.ndim)
     return apply_one("take_along_axis", _first(x, indices.shape, at), indices, axis=at)
 
@@ -367,11 +369,29 @@ def _broadcast(x: Tensor, shape: Sequence[int]) -> Tensor:
 # --- counts and tables ----------------------------------------------------------------------------
 
 
+def _greatest(x: Tensor, call: str) -> int:
+    """The greatest number of an eager tensor, -1 where it has none."""
+    greatest: Any = x.max() if math.prod(x.shape) else -1
+    try:
+        return int(greatest)
+    except TracingError as error:
+        raise TracingError(
+            "the greatest number is known only when the program runs",
+            got=error.report.got,
+            hint=f"pc.{call}, classes=n) has a shape that is known",
+        ) from error
+
+
 @takes_out
 def one_hot(
-    ids: Tensor, classes: int, dtype: DType | str = "float32", *, out: Tensor | None = None
+    ids: Tensor, classes: int = -1, dtype: DType | str = "float32", *, out: Tensor | None = None
 ) -> Tensor:
-    """1 at each id and zeros elsewhere: ids [...] as [..., classes]."""
+    """1 at each id and zeros elsewhere: ids [...] as [..., classes].
+
+    With -1 there are as many classes as the greatest id says, as in `bincount`.
+    """
+    if classes == -1:
+        classes = _greatest(ids, "one_hot(ids") + 1
     return apply_one("one_hot", ids, classes=classes, dtype=str(DType.parse(dtype)))
 
 
@@ -391,15 +411,7 @@ def bincount(
     tensors find out, which is a collective, and jobs raise a TracingError.
     """
     if classes is None:
-        try:
-            greatest = int(x.max()) if math.prod(x.shape) else -1  # type: ignore[call-overload]  # eager ones are numbers
-        except TracingError as error:
-            raise TracingError(
-                "the greatest number is known only when the program runs",
-                got=error.report.got,
-                hint="pc.bincount(x, classes=n) has a shape that is known",
-            ) from error
-        classes = max(greatest + 1, minlength)
+        classes = max(_greatest(x, "bincount(x") + 1, minlength)
     if weights is None:
         return apply_one("bincount", x, classes=classes)
     if weights.shape != x.shape:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.frontend.functions import reduction
@@ -14,6 +15,7 @@ from plancompiler.frontend.functions.derived import Axes, Tensor
 from plancompiler.frontend.functions.elementwise import full_like, where
 from plancompiler.frontend.functions.linear import matmul
 from plancompiler.frontend.out import takes_out
+from plancompiler.hooks.other_names import no_such_name
 from plancompiler.ir.operators import normalize_axes, one_axis, whole_numbers
 from plancompiler.ops import linalg as _ops
 from plancompiler.ops.check import broadcast_shapes
@@ -593,3 +595,7 @@ def vander(
     if not beside:
         return one.reshape((*x.shape, 1))[..., :0]
     return apply_one("concat", *beside, axis=x.ndim)
+
+
+def __getattr__(name: str) -> Any:
+    raise no_such_name("pc.linalg", name)

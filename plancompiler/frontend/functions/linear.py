@@ -94,8 +94,10 @@ def dot(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
 @takes_out
 def inner(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Sums of products over the last axes: [..., k] and [k], or two vectors or matrices [m, k] and
-    [n, k] as [m, n].
+    [n, k] as [m, n]. A scalar multiplies the other.
     """
+    if not a.ndim or not b.ndim:
+        return a * b
     return tensordot(a, b, ((-1,), (-1,)))
 
 

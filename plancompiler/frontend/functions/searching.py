@@ -58,7 +58,9 @@ def nonzero(
 def argwhere(
     x: Tensor, size: int | None = None, fill: int = 0, *, out: Tensor | None = None
 ) -> Tensor:
-    """`nonzero` as one tensor [count, axes]."""
+    """`nonzero` as one tensor [count, axes]; of a tensor without axes [1, 0] or [0, 0]."""
+    if not x.ndim:
+        return argwhere(x.reshape((1,)), size, fill)[:, :0]
     places: tuple[Tensor, ...] = nonzero(x, size, fill)
     return stack(places, 1)
 
@@ -72,7 +74,7 @@ def masked_select(
     With `size` there are that many: where the mask has fewer, the first element of x fills the
     rest. Without it a TracingError in jobs and compiled functions.
     """
-    shape = _broadcast(x.shape, mask.shape)
+    shape = _broadcast(x.shape, mask.shape) or (1,)
     places = nonzero(expand(mask, shape), size)
     return expand(x, shape)[places]
 

@@ -370,7 +370,7 @@ def cov(
     out: Tensor | None = None,
 ) -> Tensor:
     """Covariances of variables, the rows of x [variables, observations]: [variables, variables]; of
-    a vector its variance.
+    one variable its variance, a scalar.
 
     Each observation counts `fweights` times and has the weight `aweights`; sums are divided by
     their total less `correction`, as in NumPy.
@@ -384,7 +384,7 @@ def cov(
     if fweights is None and aweights is None:
         centred = rows - rows.mean(1, keepdims=True)
         made = (centred @ centred.transpose()) / max(count - float(correction), 0.0)
-        return made if x.ndim == 2 else made.reshape(())
+        return made if rows.shape[0] != 1 else made.reshape(())
     given = [each.cast(rows.dtype) for each in (fweights, aweights) if each is not None]
     weights = given[0] if len(given) == 1 else given[0] * given[1]
     total = weights.sum()
@@ -394,7 +394,7 @@ def cov(
     if aweights is not None:
         divisor = total - (weights * aweights.cast(rows.dtype)).sum() / total * float(correction)
     made = (centred * weights) @ centred.transpose() / divisor
-    return made if x.ndim == 2 else made.reshape(())
+    return made if rows.shape[0] != 1 else made.reshape(())
 
 
 @takes_out

@@ -2,6 +2,8 @@
 `pc.nn.Linear(...)`.
 """
 
+from typing import Any
+
 from plancompiler.frontend.nn import functional
 from plancompiler.frontend.nn.classes import (
     PartialFC,
@@ -176,6 +178,7 @@ from plancompiler.frontend.nn.transformer import (
     SwiGLU,
     TransformerBlock,
 )
+from plancompiler.hooks.other_names import no_such_name
 
 __all__ = [
     "CELU",
@@ -331,3 +334,7 @@ __all__ = [
     "ZeroPad3d",
     "functional",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    raise no_such_name("pc.nn", name)

@@ -4,6 +4,8 @@ Those of `pc` itself are spelled as NumPy spells things; these are for code that
 PyTorch. Keywords that PyTorch has given up (`size_average`, `reduce`, `inplace`) are not taken.
 """
 
+from typing import Any
+
 from plancompiler.frontend.nn.functional.activation import (
     alpha_dropout,
     celu,
@@ -125,6 +127,7 @@ from plancompiler.frontend.nn.functional.pooling import (
     max_pool2d,
     max_pool3d,
 )
+from plancompiler.hooks.other_names import no_such_name
 
 __all__ = [
     "adaptive_avg_pool1d",
@@ -229,3 +232,7 @@ __all__ = [
     "unfold",
     "upsample",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    raise no_such_name("pc.nn.functional", name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from plancompiler.frontend.functions.assembly import broadcast_tensors
 from plancompiler.frontend.functions.derived import Tensor
 from plancompiler.frontend.functions.elementwise import maximum, minimum
 from plancompiler.frontend.functions.reduction import norm
@@ -29,7 +30,9 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
         length: Tensor = maximum(apply_one("square", x).sum(dim, True).sqrt(), eps)
         return x / length
 
-    return (unit(x1) * unit(x2)).sum(dim)
+    # Both first: an axis of extent 1 is as long as what it is broadcast to.
+    one, other = broadcast_tensors(x1, x2)
+    return (unit(one) * unit(other)).sum(dim)
 
 
 @public

@@ -375,6 +375,9 @@ def multi_margin_loss(
     """
     if p not in (1, 2):
         raise AttributeValueError("multi_margin_loss takes p = 1 or 2", got=p, expected="1 or 2")
+    if not input.ndim:
+        row = input.reshape((1,))
+        return multi_margin_loss(row, target, p, margin, weight, reduction=reduction)
     labels = target.reshape((*input.shape[:-1], 1)).cast("int64")
     slack = (margin - take_along_axis(input, labels, -1) + input).relu()
     slack = apply_one("square", slack) if p == 2 else slack
@@ -394,6 +397,9 @@ def multilabel_margin_loss(input: Tensor, target: Tensor, *, reduction: str = "m
     no label, over the number of classes, of input [n, classes] (or [classes]). The labels of a row
     of `target`, of the input's shape, end before its first negative number.
     """
+    if not input.ndim:
+        vector, marked = input.reshape((1,)), target.reshape((1,))
+        return multilabel_margin_loss(vector, marked, reduction=reduction)
     classes = input.shape[-1]
     counted = apply_one("cumprod", (target >= 0).cast("int64"), axis=target.ndim - 1).cast(
         input.dtype
