@@ -19,6 +19,7 @@ from plancompiler.errors import DeadlineError, UsageError, WireFormatError
 from plancompiler.executor.trace import recorded_bytes, timelines_from_bytes
 from plancompiler.lower.compile import compile_plans
 from plancompiler.master.server import MasterServer
+from plancompiler.plan.arrays import arrays_from_bytes, arrays_to_bytes
 from plancompiler.running.client import Client
 from tests.examples import mlp
 
@@ -130,3 +131,16 @@ def test_what_is_no_timeline_is_refused(tmp_path: Path, cluster: MasterServer) -
     assert timeline.job == job.name
     with pytest.raises(WireFormatError, match="no valid 'first_step'"):
         timelines_from_bytes([data.replace(b"first_step", b"other_name")])
+    # What a few bytes say of many actions, with arrays without elements, takes no memory for them.
+    for runs, tasks, complaint in (
+        (1 << 40, 1, "no valid 'runs'"),
+        (1 << 14, 64, "times of other actions than it lists"),
+    ):
+        arrays = arrays_from_bytes(data)
+        header = json.loads(arrays["header"].tobytes())
+        task = header["tasks"][0] | {"runs": runs}
+        header |= {"tasks": [task | {"id": each} for each in range(tasks)], "registers": []}
+        arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+        arrays["begins"] = arrays["ends"] = np.empty((0, runs * tasks), np.int64)
+        with pytest.raises(WireFormatError, match=complaint):
+            timelines_from_bytes([arrays_to_bytes(arrays)])
