@@ -19,13 +19,14 @@ from plancompiler.errors import (
 )
 from plancompiler.executor.comm.collective import bind_collective
 from plancompiler.executor.comm.link import Link
+from plancompiler.executor.comm.passing import PlanPeers, PlanRing
 from plancompiler.executor.comm.reduce import UFUNCS, Move, accumulator, divide, identity_of
-from plancompiler.executor.comm.ring import PlanRing
 from plancompiler.executor.finite_check import checked, says_non_finite
 from plancompiler.executor.memory import Array, Memory, read_only, same_memory
 from plancompiler.ir import UNKNOWN_SOURCE, DType, Reduction
 from plancompiler.ir.shard import Region, piece_region, region_index
 from plancompiler.ir.task import TaskKind, format_id, unpack_id
+from plancompiler.ops.exchange import Exchange
 from plancompiler.ops.kernel import kernel_for
 from plancompiler.ops.registry import Kernel, KernelContext, OpDef, op_def
 from plancompiler.plan.plan import CollectiveSpec, ComputeSpec, CopySpec, Plan, SliceSpec, Task
@@ -124,10 +125,15 @@ class TaskBinder:
         readable = [tuple(map(read_only, row)) for row in inputs]
         microbatches = self._microbatches(task)
         if spec.lanes:
-            ring = context.ring = PlanRing(self._plan, task, spec, self._memory, self._link)
+            where = self._plan, task, spec, self._memory, self._link
+            meeting: PlanPeers | PlanRing
+            if isinstance(definition.passing, Exchange):
+                meeting = context.peers = PlanPeers(*where)
+            else:
+                meeting = context.ring = PlanRing(*where)
             regions = self._regions(spec)
             work = microbatch_run(kernel, context, readable, outputs, microbatches, regions)
-            return in_ring(ring, work)
+            return in_meeting(meeting, work)
         if microbatches > 1:
             return microbatch_run(
                 kernel, context, readable, outputs, microbatches, self._regions(spec)
@@ -348,8 +354,8 @@ def has_no_work(definition: OpDef, inputs: Rows, outputs: Rows) -> bool:
     )
 
 
-class BoundRing(Protocol):
-    """The ring of a task, told when the task runs."""
+class Meeting(Protocol):
+    """The devices among which a task's kernel passes something, told when the task runs."""
 
     def begin(self, version: int) -> None:
         """Before a run of the task, of this number."""
@@ -358,13 +364,13 @@ class BoundRing(Protocol):
         """After it."""
 
 
-def in_ring(ring: BoundRing, work: Callable[[int], object]) -> Run:
-    """The callable of an op of which inputs go round."""
+def in_meeting(meeting: Meeting, work: Callable[[int], object]) -> Run:
+    """The callable of an op whose kernel passes something between devices."""
 
     def run(version: int) -> None:
-        ring.begin(version)
+        meeting.begin(version)
         work(version)
-        ring.end()
+        meeting.end()
 
     return run
 

@@ -35,7 +35,7 @@ from plancompiler.executor.task import (
     Run,
     TaskBinder,
     has_no_work,
-    in_ring,
+    in_meeting,
     microbatch_run,
 )
 from plancompiler.ir.shard import Region, region_index
@@ -241,7 +241,7 @@ class DeviceBinder(TaskBinder):
         if not spec.lanes:
             return self._run_kernel(task, spec, kernel, arrays, inputs, outputs)
         ring = self._ring(task, spec)
-        return in_ring(ring, self._run_kernel(task, spec, kernel, arrays, inputs, outputs, ring))
+        return in_meeting(ring, self._run_kernel(task, spec, kernel, arrays, inputs, outputs, ring))
 
     def _ring(self, task: Task, spec: ComputeSpec) -> DeviceRing:
         ranks = self._plan.communicators[spec.communicator].ranks

@@ -43,7 +43,14 @@ from plancompiler.ir.halo import Halo
 from plancompiler.ir.op import Attrs
 from plancompiler.ir.shard import element_count
 from plancompiler.ir.task import Primitive
-from plancompiler.ops.registry import flops_of, mesh_signatures, op_def, piece_signatures
+from plancompiler.ops.exchange import Exchange
+from plancompiler.ops.registry import (
+    flops_of,
+    mesh_signatures,
+    op_def,
+    passes,
+    piece_signatures,
+)
 from plancompiler.ops.ring import Round
 from plancompiler.ops.rule import NdSignature, Signature
 
@@ -212,9 +219,10 @@ def legal_signatures(op: Op, microbatches: int) -> tuple[NdSignature, ...]:
     """All that an op's rule allows on its mesh, in rule order."""
     facts = op.kind, op.input_types, op.output_types, op.attrs, op.placement.hierarchy
     over = over_microbatches(op)
+    passing = passes(op.kind, op.placement.device_type)
     if over is None:
-        return mesh_signatures(*facts, rings=True)
-    return piece_signatures(*facts, over, microbatches)
+        return mesh_signatures(*facts, passing)
+    return piece_signatures(*facts, over, microbatches, passing)
 
 
 def _choose(op: Op, layouts: _ValueLayouts) -> NdSignature:
@@ -237,8 +245,8 @@ def _choose(op: Op, layouts: _ValueLayouts) -> NdSignature:
 def flops_if_hiding(
     kind: str, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...], attrs: Attrs
 ) -> int:
-    """What an op computes while inputs go round; 0 for ops of which none do."""
-    return 0 if op_def(kind).round is None else flops_of(kind, inputs, outputs, dict(attrs))
+    """What an op computes while it passes something between devices; 0 for ops that do not."""
+    return 0 if op_def(kind).passing is None else flops_of(kind, inputs, outputs, dict(attrs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +330,7 @@ def cheapest_signature(
     op updates in place.
     """
     target = None if demanded is None else canonical(demanded, hierarchy)
-    mutates, passing = op_def(kind).mutates, op_def(kind).round
+    mutates, passing = op_def(kind).mutates, op_def(kind).passing
     made = tuple(operand.made for operand in operands)
     best: NdSignature | None = None
     best_price: Price = (0.0, 0.0, 0.0, 0)
@@ -343,7 +351,9 @@ def cheapest_signature(
             others.append((number, candidate))
             continue
         owed = _owed(output_types, candidate, hierarchy, links)
-        if passing is not None and passing.mesh_axes(candidate.inputs, hierarchy):
+        if passing is not None and passing.mesh_axes(
+            candidate.inputs, candidate.outputs, hierarchy
+        ):
             others.append((number, candidate))
             continue
         if not owed:
@@ -387,21 +397,19 @@ def cheapest_signature(
 
 
 def passing_seconds(
-    passing: Round,
+    passing: Round | Exchange,
     types: Sequence[TensorType],
     signature: NdSignature,
     hierarchy: tuple[int, ...],
     flops: int,
     links: MeshLinks | None,
 ) -> float:
-    """What it costs that inputs go round: each turn a message, and as much of its bytes as takes
-    longer than computing with the piece before.
-    """
-    axes = passing.mesh_axes(signature.inputs, hierarchy)
+    """What it costs that the op's kernel passes something between devices."""
+    axes = passing.mesh_axes(signature.inputs, signature.outputs, hierarchy)
     if not axes:
         return 0.0
     size = element_count([hierarchy[axis] for axis in axes])
-    nbytes = passing.nbytes(types, signature.inputs, hierarchy)
+    types = tuple(types)
     devices = element_count(
         [
             extent
@@ -411,9 +419,10 @@ def passing_seconds(
     )
     links = links or uniform_links(generic_machine())
     link = links.along(axes)
-    dtype = types[passing.inputs[0]].dtype
-    hidden = op_seconds(links.machine, flops / devices / size, nbytes, dtype)
-    return (size - 1) * (link.per_message + max(0.0, link.per_byte * nbytes - hidden))
+    hidden = op_seconds(links.machine, flops / devices / size, 0.0, types[0].dtype)
+    return passing.seconds(
+        types, signature.inputs, axes, hierarchy, link.per_message, link.per_byte, hidden
+    )
 
 
 def _moves(operands: Sequence[Operand], candidate: NdSignature) -> bool:

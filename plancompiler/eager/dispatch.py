@@ -27,7 +27,15 @@ from plancompiler.ir import NdSbp, Placement, freeze_attrs, plain_value
 from plancompiler.ir.op import Attrs
 from plancompiler.ir.source import user_line
 from plancompiler.ir.task import Primitive
-from plancompiler.ops.registry import Array, OpDef, Types, infer_types, mesh_signatures, op_def
+from plancompiler.ops.registry import (
+    Array,
+    OpDef,
+    Types,
+    infer_types,
+    mesh_signatures,
+    op_def,
+    passes,
+)
 from plancompiler.ops.rule import NdSignature
 
 logger = logging.getLogger("plancompiler.eager")
@@ -123,6 +131,7 @@ class RunMode(Mode[DistTensor]):
                 tuple(spec.sbp for spec in inputs),
                 hierarchy,
                 sbp,
+                passes(kind, where.device_type),
             )
         used = tuple(
             world.spec(*spec.type, where, wanted)
@@ -186,12 +195,13 @@ def _chosen(
     layouts: tuple[NdSbp, ...],
     hierarchy: tuple[int, ...],
     demanded: NdSbp | None,
+    passing: bool,
 ) -> NdSignature:
     """The cheapest signature for inputs in these layouts; ranks that are threads share it."""
     kind = definition.kind
     return cheapest_signature(
         kind,
-        mesh_signatures(kind, types, outputs, attrs, hierarchy, rings=True),
+        mesh_signatures(kind, types, outputs, attrs, hierarchy, passing),
         [Operand(tensor, sbp) for tensor, sbp in zip(types, layouts, strict=True)],
         outputs,
         hierarchy,

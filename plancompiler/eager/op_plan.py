@@ -9,7 +9,7 @@ import numpy as np
 
 from plancompiler.eager.gradient_program import GradientProgram, trace_gradient
 from plancompiler.eager.materialized_view import MaterializedView
-from plancompiler.eager.ring import ring_of
+from plancompiler.eager.passing import passing_of
 from plancompiler.eager.spec import AttrMap, Change, Specs, TensorSpec, WorldState
 from plancompiler.eager.tensor import DistTensor, Grads, Node, Tensors
 from plancompiler.eager.views import alias_of, makes_view, only_thin
@@ -95,8 +95,8 @@ class OpPlan:
             input_regions=tuple(spec.region for spec in used),
             output_regions=tuple(spec.region for spec in outputs),
             arrays=outputs[0].space.arrays,
-            ring=ring_of(world, definition, used),
         )
+        self.context.ring, self.context.peers = passing_of(world, definition, used, outputs)
         self.kernel = outputs[0].space.kernel(
             definition, [spec.dtype for spec in (*inputs, *outputs)]
         )

@@ -205,13 +205,15 @@ class WholeGraph:
         )
         task = pack_task_id(rank, placed.family)
         hierarchy = op.placement.hierarchy
-        goes_round = op_def(op.kind).round
-        along = () if goes_round is None else goes_round.mesh_axes(signature.inputs, hierarchy)
+        passing = op_def(op.kind).passing
+        along: tuple[int, ...] = ()
         lanes: tuple[TensorType, ...] = ()
-        if goes_round is not None and along:
+        if passing is not None:
+            along = passing.mesh_axes(signature.inputs, signature.outputs, hierarchy)
+        if passing is not None and along:
             members = _group(op.placement, along, rank)
             self.groups[task] = members, Stream.COMPUTE
-            lanes = goes_round.lanes(op.input_types, boxes[0], len(members))
+            lanes = passing.lanes(op.input_types, boxes[0], len(members))
             spec = replace(
                 spec,
                 output_shapes=(*spec.output_shapes, *(lane.shape for lane in lanes)),

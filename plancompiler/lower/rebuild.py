@@ -203,7 +203,7 @@ class _RankGraphBuilder:
             input_pieces=input_axes if repeated else (),
             output_pieces=output_axes if repeated else (),
         )
-        spec, lanes = self._with_ring(placed, spec, task, repeated)
+        spec, lanes = self._with_lanes(placed, spec, task, repeated)
         self._task(
             RankTask(
                 task,
@@ -235,23 +235,23 @@ class _RankGraphBuilder:
         elif kind is TaskKind.OUTPUT:
             self._outputs.append(OutputDesc(str(op.attr("name")), task, inputs[0]))
 
-    def _with_ring(
+    def _with_lanes(
         self, placed: PlacedOp, spec: ComputeSpec, task: int, repeated: bool
     ) -> tuple[ComputeSpec, list[int]]:
-        """An op's spec with the ring in which its inputs go round, if they do; and the registers of
-        what does.
+        """An op's spec with the communicator of what its kernel passes between devices, if it does;
+        and the registers of that.
         """
         op = placed.op
-        goes_round = op_def(op.kind).round
-        if goes_round is None:
+        passing, signature = op_def(op.kind).passing, placed.signature
+        if passing is None:
             return spec, []
-        axes = goes_round.mesh_axes(placed.signature.inputs, op.placement.hierarchy)
+        axes = passing.mesh_axes(signature.inputs, signature.outputs, op.placement.hierarchy)
         if not axes:
             return spec, []
         communicator, families = self._group(op.placement, axes, Stream.COMPUTE)
         families.append(placed.family)
         size = op.placement.hierarchy[axes[0]]
-        lanes = goes_round.lanes(op.input_types, spec.input_regions, size)
+        lanes = passing.lanes(op.input_types, spec.input_regions, size)
         whole = NdSbp.broadcast(op.placement.ndim)
         registers = [
             self._register(

@@ -18,6 +18,7 @@ from plancompiler.ops import (  # noqa: F401  # each fills the table
     einsum,
     elementwise,
     embedding,
+    expert_rows,
     finite,
     fused,
     fused_lamb,

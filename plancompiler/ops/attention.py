@@ -434,7 +434,7 @@ define_op(
     gradient=unless_first(_gradient, attention_formula),
     extra=_extra,
     legal=_legal,
-    round=Round((1, 2), 2),
+    passing=Round((1, 2), 2),
     flops=_flops,
     precision="low",
     doc="(q [b, h, t, d], k [b, g, s, d], v [b, g, s, e]) -> (softmax(scale q kᵀ) v, the "
@@ -457,7 +457,7 @@ define_op(
     linear=((5,),),
     extra=_extra,
     legal=_legal,
-    round=Round((1, 2), 2, sums=True),
+    passing=Round((1, 2), 2, sums=True),
     flops=lambda inputs, outputs, attrs: 5 * _flops(inputs, outputs, attrs) // 2,
     precision="low",
     wide=(4,),

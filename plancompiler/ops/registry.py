@@ -18,6 +18,7 @@ from plancompiler.ir.operators import TensorOperators
 from plancompiler.ir.sbp import NdSbp, Reduction
 from plancompiler.ir.shard import Region, element_count
 from plancompiler.ops.attributes import Attribute, Int, Recorded, check_attributes, complete
+from plancompiler.ops.exchange import Exchange, Peers
 from plancompiler.ops.operands import Operands, parse_operands
 from plancompiler.ops.ring import Ring, Round
 from plancompiler.ops.rule import (
@@ -73,6 +74,8 @@ class KernelContext:
     """The learning rate of (optimizer, step) as it is fed; None for the job's own."""
     ring: Ring | None = None
     """The devices with which inputs go round; None where all that is needed is here."""
+    peers: Peers | None = None
+    """The devices with which rows are exchanged; None where none are."""
 
 
 class Infer(Protocol):
@@ -192,9 +195,9 @@ class OpDef:
     windows: Windows | None = None
     extra: Extra | None = None
     legal: Legal | None = None
-    round: Round | None = None
-    """The inputs that can go round a ring of devices, of which the kernel then has a piece and
-    `KernelContext.ring`."""
+    passing: Round | Exchange | None = None
+    """What the kernel can pass between devices itself: inputs that go round, for which it has
+    `KernelContext.ring`, or rows that are exchanged, for which it has `peers`."""
     flops: int | Callable[[Types, Types, AttrMap], int] | None = None
     """Floating-point operations on global tensors, or how many per element of the first input; None
     means one per output element."""
@@ -522,16 +525,16 @@ def mesh_signatures(
     outputs: Types,
     attrs: Attrs,
     hierarchy: tuple[int, ...],
-    rings: bool = False,
+    passing: bool = False,
 ) -> tuple[NdSignature, ...]:
-    """All legal signatures of an op on a mesh, in rule order; last, with `rings`, those in which
-    inputs go round.
+    """All legal signatures of an op on a mesh, in rule order; last, with `passing`, those in which
+    the kernel passes something between devices.
     """
     definition = op_def(kind)
     per_axis = [axis_signatures(kind, inputs, outputs, attrs, parts) for parts in hierarchy]
     signatures = nd_signatures(per_axis, hierarchy)
-    if rings:
-        signatures += _rings(definition, inputs, outputs, per_axis, hierarchy)
+    if passing:
+        signatures += _passing(definition, inputs, outputs, per_axis, hierarchy)
     if definition.legal is None:
         return signatures
     named = definition.complete(dict(attrs))
@@ -542,7 +545,13 @@ def mesh_signatures(
     )
 
 
-def _rings(
+def passes(kind: str, device_type: str) -> bool:
+    """Whether an op can pass something between devices of this type itself."""
+    passing = op_def(kind).passing
+    return passing is not None and (passing.on_devices or device_type == "cpu")
+
+
+def _passing(
     definition: OpDef,
     inputs: Types,
     outputs: Types,
@@ -550,16 +559,19 @@ def _rings(
     hierarchy: tuple[int, ...],
     first: int = 0,
 ) -> tuple[NdSignature, ...]:
-    """The signatures in which inputs go round along one of the mesh axes from `first` on."""
-    if definition.round is None:
+    """The signatures in which the kernel passes something along one of the mesh axes from `first`
+    on.
+    """
+    passing = definition.passing
+    if passing is None:
         return ()
-    split = definition.round.signature(inputs, outputs)
+    split = passing.signature(inputs, outputs)
     signatures: list[NdSignature] = []
     for axis in range(first, len(hierarchy)):
         if hierarchy[axis] > 1 and split is not None:
             choices = list(per_axis)
             choices[axis] = (split,)
-            signatures += nd_signatures(choices, hierarchy)
+            signatures += filter(passing.fits, nd_signatures(choices, hierarchy))
     return tuple(signatures)
 
 
@@ -572,6 +584,7 @@ def piece_signatures(
     hierarchy: tuple[int, ...],
     over: Signature,
     microbatches: int,
+    passing: bool = False,
 ) -> tuple[NdSignature, ...]:
     """The legal signatures on a mesh of an op that works on one micro-batch at a time.
 
@@ -581,7 +594,8 @@ def piece_signatures(
     per_axis = [axis_signatures(kind, inputs, outputs, attrs, parts) for parts in hierarchy]
     whole = (microbatches, *hierarchy)
     signatures = nd_signatures([(over,), *per_axis], whole)
-    signatures += _rings(definition, inputs, outputs, [(over,), *per_axis], whole, first=1)
+    if passing:
+        signatures += _passing(definition, inputs, outputs, [(over,), *per_axis], whole, first=1)
     if definition.legal is not None:
         named = definition.complete(dict(attrs))
         signatures = tuple(

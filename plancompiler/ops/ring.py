@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.sbp import BROADCAST, NdSbp, Sbp, Split
 from plancompiler.ir.shard import Region, balanced_range, element_count
-from plancompiler.ops.rule import Signature
+from plancompiler.ops.rule import NdSignature, Signature
 
 
 class Ring(Protocol):
@@ -54,6 +54,8 @@ class Round:
     Each of them has a lane; then, with `sums`, each has a second one, for its gradient.
     """
 
+    on_devices: ClassVar[bool] = True
+
     inputs: tuple[int, ...]
     axis: int
     """By which all operands are then split, as far as they have more than one element there."""
@@ -72,8 +74,14 @@ class Round:
     def _entry(self, tensor: TensorType) -> Sbp:
         return Split(self.axis) if tensor.shape[self.axis] > 1 else BROADCAST
 
-    def mesh_axes(self, inputs: Sequence[NdSbp], hierarchy: tuple[int, ...]) -> tuple[int, ...]:
-        """The mesh axes along which inputs in these layouts go round."""
+    def fits(self, signature: NdSignature) -> bool:
+        """Whether the kernel can have inputs go round in a signature of a whole mesh: in any."""
+        return True
+
+    def mesh_axes(
+        self, inputs: Sequence[NdSbp], outputs: Sequence[NdSbp], hierarchy: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """The mesh axes along which inputs go round, in these layouts."""
         first = inputs[self.inputs[0]]
         return tuple(
             axis
@@ -98,23 +106,33 @@ class Round:
             pieces += [(count, sum_dtype(dtype)) for count, dtype in tuple(pieces)]
         return tuple(TensorType((2, count), dtype) for count, dtype in pieces)
 
-    def nbytes(
-        self, types: Sequence[TensorType], inputs: Sequence[NdSbp], hierarchy: tuple[int, ...]
-    ) -> int:
-        """The bytes that a device passes on in a turn."""
-        total = 0
+    def seconds(
+        self,
+        types: Sequence[TensorType],
+        layouts: Sequence[NdSbp],
+        axes: tuple[int, ...],
+        hierarchy: tuple[int, ...],
+        per_message: float,
+        per_byte: float,
+        hidden: float,
+    ) -> float:
+        """What the turns take: each a message, and as much of its bytes as takes longer than
+        computing with the piece before, `hidden` seconds.
+        """
+        nbytes = 0
         for number in self.inputs:
             shape, dtype = types[number]
             parts = element_count(
                 [
                     extent
-                    for entry, extent in zip(inputs[number].entries, hierarchy, strict=True)
+                    for entry, extent in zip(layouts[number].entries, hierarchy, strict=True)
                     if isinstance(entry, Split)
                 ]
             )
             size = dtype.itemsize + (sum_dtype(dtype).itemsize if self.sums else 0)
-            total += element_count(shape) // parts * size
-        return total
+            nbytes += element_count(shape) // parts * size
+        turns = element_count([hierarchy[axis] for axis in axes]) - 1
+        return turns * (per_message + max(0.0, per_byte * nbytes - hidden))
 
 
 def sum_dtype(dtype: DType) -> DType:

@@ -136,7 +136,7 @@ def _seconds(op: Op, signatures: Sequence[NdSignature], machine: Machine) -> lis
     flops = flops_of(op.kind, op.input_types, op.output_types, dict(op.attrs))
     dtype = (op.outputs or op.inputs)[0].dtype
     seconds = []
-    passing, links = op_def(op.kind).round, links_of(machine, op.placement)
+    passing, links = op_def(op.kind).passing, links_of(machine, op.placement)
     for signature in signatures:
         bits, held = 0, 0.0
         for sbp, size in zip((*signature.inputs, *signature.outputs), sizes, strict=True):

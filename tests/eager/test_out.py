@@ -180,6 +180,11 @@ CALLS = {
     "fused_feedforward": lambda m: call(m.real(2, 3, 8), m.real(16, 8), m.real(8, 16)),
     "global_gather": lambda m: call(m.real(2, 2, 3, 5), m.tensor([[1, 2], [2, 1]]), 3),
     "global_scatter": lambda m: call(m.real(2, 3, 5), m.tensor([[1, 2], [2, 1]]), 3),
+    "gather_rows": lambda m: call(m.real(2, 3, 5), m.tensor([[0, 4], [5, -1]])),
+    "scatter_rows": lambda m: call(m.real(2, 2, 5), m.tensor([[0, 4], [5, -1]]), 2, 3),
+    "grouped_matmul": lambda m: call(
+        m.real(2, 3, 5), m.tensor([[1, 2], [0, 1]]), m.real(2, 2, 5, 4)
+    ),
     "group_norm": lambda m: call(m.real(4, 6, 5), 2),
     "index_add": lambda m: call(m.real(4, 6), m.tensor([3, 0]), m.real(2, 6)),
     "index_select": lambda m: call(m.real(4, 6), m.tensor([3, 0])),

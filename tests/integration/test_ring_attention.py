@@ -111,8 +111,8 @@ def whole() -> list[list[np.ndarray]]:
     return [values for values, *_ in spawn(run_eagerly, 1, alone, [], False)[0]]
 
 
-def assert_same(got, wanted) -> None:
-    for case, values, each in zip(CASES, got, wanted, strict=True):
+def assert_same(got, wanted, cases=CASES) -> None:
+    for case, values, each in zip(cases, got, wanted, strict=True):
         bound = 1e-9 if case.dtype == "float64" else 2e-2
         for one, other in zip(values, each, strict=True):
             np.testing.assert_allclose(one, other, rtol=bound, atol=bound, err_msg=str(case))
@@ -180,9 +180,12 @@ def test_compiled_functions_give_the_same(whole):
     assert_same([values for values, *_ in results], whole)
 
 
+IN_JOBS = CASES[1::2]
+
+
 def job_of_all() -> pc.Job:
     with pc.job("rings") as job:
-        for number, case in enumerate(CASES):
+        for number, case in enumerate(IN_JOBS):
             tensors = [
                 pc.input(f"{name}{number}", array.shape, array.dtype, LINE, [sbp])
                 for name, array, sbp in zip(
@@ -198,13 +201,13 @@ def job_of_all() -> pc.Job:
 def feeds_of() -> dict[str, np.ndarray]:
     return {
         f"{name}{number}": array
-        for number, case in enumerate(CASES)
+        for number, case in enumerate(IN_JOBS)
         for name, array in zip("qkvm", arrays_of(case), strict=False)
     }
 
 
 def named(outputs) -> list[list[np.ndarray]]:
-    return [[outputs[f"{name}{number}"] for name in "yabc"] for number, _ in enumerate(CASES)]
+    return [[outputs[f"{name}{number}"] for name in "yabc"] for number, _ in enumerate(IN_JOBS)]
 
 
 @pytest.mark.processes
@@ -217,12 +220,11 @@ def test_a_job_gives_the_same_in_all_modes(whole):
         for task in compiled["naive"].plans[0].tasks
         if isinstance(task.spec, ComputeSpec) and task.spec.lanes
     ]
-    assert len(rings) == 2 * len(CASES)
-    for backend in ("threads", "processes"):
-        with pc.run(job, ranks=RANKS, backend=backend) as session:
-            for _ in range(2):
-                outputs = session.step(**feeds_of())
-        assert_same(named(outputs), whole)
+    assert len(rings) == 2 * len(IN_JOBS)
+    with pc.run(job, ranks=RANKS, backend="processes") as session:
+        for _ in range(2):
+            outputs = session.step(**feeds_of())
+    assert_same(named(outputs), whole[1::2], IN_JOBS)
 
 
 def test_devices_pass_on_what_hosts_do(whole):
@@ -231,7 +233,7 @@ def test_devices_pass_on_what_hosts_do(whole):
     plans = compile_plans(moved(job), RANKS).plans
     with LocalWorld(plans, devices=devices, deadline=60) as world:
         outputs = world.step(feeds_of())
-    assert_same(named(outputs), whole)
+    assert_same(named(outputs), whole[1::2], IN_JOBS)
     for device in devices.values():
         device.close()
 

@@ -20,4 +20,19 @@ def samples(make: Maker) -> list[Sample]:
             samples.append(Sample("pack_rows", (make.real(4, 5, *width), COUNTS), pack))
             packed = make.real(4, 3, capacity, *width)
             samples.append(Sample("unpack_rows", (packed, COUNTS), unpack))
+    chosen = np.array([[3, 0], [-1, 2], [1, 3], [3, 2], [0, 3]])
+    for pieces, bound, overflow in ((1, 10, "error"), (2, 7, "error"), (2, 3, "drop")):
+        attrs = {"experts": 4, "pieces": pieces, "bound": bound, "overflow": overflow}
+        samples.append(Sample("expert_places", (chosen,), attrs))
+    placed = {"pieces": 3, "bound": 4}
+    places = np.array([[11, 0], [-1, 5], [4, 2], [8, -1], [1, 9]])
+    for choices in (1, 2):
+        samples.append(Sample("scatter_rows", (make.real(5, choices, 3), places), placed))
+    samples.append(Sample("gather_rows", (make.real(3, 4, 3), places)))
+    held = np.array([[1, 2], [0, 0], [4, 0]])
+    for transpose, shape in ((False, (3, 2, 3, 5)), (True, (3, 2, 5, 3))):
+        inputs = (make.real(3, 4, 3), held, make.real(*shape))
+        samples.append(Sample("grouped_matmul", inputs, {"transpose": transpose}))
+    inputs = (make.real(3, 4, 3), make.real(3, 4, 5), held)
+    samples.append(Sample("grouped_matmul_weight", inputs))
     return samples

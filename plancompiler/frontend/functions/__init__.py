@@ -33,6 +33,9 @@ from plancompiler.frontend.functions import (
     elementwise as _elementwise,
 )
 from plancompiler.frontend.functions import (
+    experts as _experts,
+)
+from plancompiler.frontend.functions import (
     fused as _fused,
 )
 from plancompiler.frontend.functions import (
@@ -75,6 +78,7 @@ from plancompiler.frontend.functions.creation import *  # noqa: F403
 from plancompiler.frontend.functions.data_norm import *  # noqa: F403
 from plancompiler.frontend.functions.derived import unary
 from plancompiler.frontend.functions.elementwise import *  # noqa: F403
+from plancompiler.frontend.functions.experts import *  # noqa: F403
 from plancompiler.frontend.functions.fused import *  # noqa: F403
 from plancompiler.frontend.functions.indexing import *  # noqa: F403
 from plancompiler.frontend.functions.linear import *  # noqa: F403
@@ -98,6 +102,7 @@ __all__ += _convolution.__all__
 __all__ += _creation.__all__
 __all__ += _data_norm.__all__
 __all__ += _elementwise.__all__
+__all__ += _experts.__all__
 __all__ += _fused.__all__
 __all__ += _indexing.__all__
 __all__ += _linear.__all__

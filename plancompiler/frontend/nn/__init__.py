@@ -27,6 +27,7 @@ from plancompiler.frontend.nn.encoder_decoder import (
     TransformerEncoder,
     TransformerEncoderLayer,
 )
+from plancompiler.frontend.nn.experts import MixtureOfExperts
 from plancompiler.frontend.nn.function_layers import (
     CELU,
     ELU,
@@ -272,6 +273,7 @@ __all__ = [
     "MaxPool2d",
     "MaxPool3d",
     "Mish",
+    "MixtureOfExperts",
     "Module",
     "ModuleDict",
     "ModuleList",
