@@ -126,14 +126,14 @@ class TaskBinder:
         microbatches = self._microbatches(task)
         if spec.lanes:
             where = self._plan, task, spec, self._memory, self._link
-            meeting: PlanPeers | PlanRing
+            members: PlanPeers | PlanRing
             if isinstance(definition.passing, Exchange):
-                meeting = context.peers = PlanPeers(*where)
+                members = context.peers = PlanPeers(*where)
             else:
-                meeting = context.ring = PlanRing(*where)
+                members = context.ring = PlanRing(*where)
             regions = self._regions(spec)
             work = microbatch_run(kernel, context, readable, outputs, microbatches, regions)
-            return in_meeting(meeting, work)
+            return with_members(members, work)
         if microbatches > 1:
             return microbatch_run(
                 kernel, context, readable, outputs, microbatches, self._regions(spec)
@@ -354,7 +354,7 @@ def has_no_work(definition: OpDef, inputs: Rows, outputs: Rows) -> bool:
     )
 
 
-class Meeting(Protocol):
+class Members(Protocol):
     """The devices among which a task's kernel passes something, told when the task runs."""
 
     def begin(self, version: int) -> None:
@@ -364,13 +364,13 @@ class Meeting(Protocol):
         """After it."""
 
 
-def in_meeting(meeting: Meeting, work: Callable[[int], object]) -> Run:
+def with_members(members: Members, work: Callable[[int], object]) -> Run:
     """The callable of an op whose kernel passes something between devices."""
 
     def run(version: int) -> None:
-        meeting.begin(version)
+        members.begin(version)
         work(version)
-        meeting.end()
+        members.end()
 
     return run
 

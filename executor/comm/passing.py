@@ -20,7 +20,7 @@ from plancompiler.ir.task import format_id, pack_register_id, unpack_id
 from plancompiler.plan.plan import ComputeSpec, Plan, Task, exchanged
 
 
-class _Meeting:
+class _Members:
     """The members of a task's communicator, and this rank's lanes."""
 
     def __init__(
@@ -45,7 +45,7 @@ class _Meeting:
         self._group.barrier(f"{self._label}, leaving")
 
 
-class PlanRing(_Meeting):
+class PlanRing(_Members):
     """One rank's place in the ring of a task."""
 
     def __init__(
@@ -58,7 +58,7 @@ class PlanRing(_Meeting):
         self._turns = 0
 
     def begin(self, version: int) -> None:
-        """See `_Meeting.begin`."""
+        """See `_Members.begin`."""
         super().begin(version)
         self._turns = 0
 
@@ -85,7 +85,7 @@ class PlanRing(_Meeting):
         return taken
 
 
-class PlanPeers(_Meeting):
+class PlanPeers(_Members):
     """One rank's place among those that exchange rows in a task."""
 
     def __init__(
@@ -101,7 +101,7 @@ class PlanPeers(_Meeting):
         for rank, each in zip(self._ranks, rows, strict=True):
             stop = start + len(each)
             if stop > start:
-                outbox[start:stop] = each.reshape(stop - start, -1)
+                outbox[start:stop] = each.reshape(stop - start, outbox.shape[1])
                 box = ((start, stop), (0, outbox.shape[1]))
                 push = None
                 if rank != self._ranks[self.member]:

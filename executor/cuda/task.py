@@ -35,8 +35,8 @@ from plancompiler.executor.task import (
     Run,
     TaskBinder,
     has_no_work,
-    in_meeting,
     microbatch_run,
+    with_members,
 )
 from plancompiler.ir.shard import Region, region_index
 from plancompiler.ir.task import TaskKind, unpack_id
@@ -241,7 +241,9 @@ class DeviceBinder(TaskBinder):
         if not spec.lanes:
             return self._run_kernel(task, spec, kernel, arrays, inputs, outputs)
         ring = self._ring(task, spec)
-        return in_meeting(ring, self._run_kernel(task, spec, kernel, arrays, inputs, outputs, ring))
+        return with_members(
+            ring, self._run_kernel(task, spec, kernel, arrays, inputs, outputs, ring)
+        )
 
     def _ring(self, task: Task, spec: ComputeSpec) -> DeviceRing:
         ranks = self._plan.communicators[spec.communicator].ranks

@@ -191,7 +191,7 @@ def _scatter_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> 
     (x, places), (out,) = inputs, outputs
     (first, _), (_, bound) = context.output_regions[0][:2]
     out.fill(0)
-    target = out.reshape(-1, *out.shape[2:])
+    target = _flat(out)
     width = places.shape[1]
     if context.peers is None:
         own = places.reshape(-1) - first * bound
@@ -209,6 +209,11 @@ def _scatter_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> 
         target[where] = rows
 
 
+def _flat(array: Array) -> Array:
+    """The first two axes as one."""
+    return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
+
+
 def _row(x: Array, numbers: Array, width: int) -> Array:
     """Rows by their numbers [token, choice], flat; x [tokens, 1 or choices, ...]."""
     token = numbers // max(1, width)
@@ -220,9 +225,9 @@ def _row(x: Array, numbers: Array, width: int) -> Array:
 def _gather_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (rows, places), (out,) = inputs, outputs
     (first, _), (_, bound) = context.input_regions[0][:2]
-    source = rows.reshape(-1, *rows.shape[2:])
+    source = _flat(rows)
     out.fill(0)
-    target = out.reshape(-1, *out.shape[2:])
+    target = _flat(out)
     width = places.shape[1]
     if context.peers is None:
         own = places.reshape(-1) - first * bound
@@ -268,7 +273,6 @@ define_op(
     passing=Exchange(rows=_scatter_exchange),
     flops=0,
     takes_bfloat16=True,
-    portable=False,
     doc="(x [t, k or 1, ...], places [t, k] of `expert_places`) -> rows [pieces, bound, ...] with "
     "each row of x at its place, the others zero. Split over devices along t and pieces, only rows "
     "that leave their device are moved.",
@@ -286,7 +290,6 @@ define_op(
     passing=Exchange(rows=_gather_exchange),
     flops=0,
     takes_bfloat16=True,
-    portable=False,
     doc="(rows [pieces, bound, ...], places [t, k]) -> [t, k, ...]: the row at each place, zero "
     "for -1; the gradient of scatter_rows.",
 )

@@ -329,6 +329,7 @@ def test_every_function_of_tensors_takes_out():
         "profile",
         "read_plans",
         "run",
+        "expert_places",
         "stage",
         "strict_dtypes",
         "tensor",

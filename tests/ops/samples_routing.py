@@ -26,8 +26,9 @@ def samples(make: Maker) -> list[Sample]:
         samples.append(Sample("expert_places", (chosen,), attrs))
     placed = {"pieces": 3, "bound": 4}
     places = np.array([[11, 0], [-1, 5], [4, 2], [8, -1], [1, 9]])
-    for choices in (1, 2):
-        samples.append(Sample("scatter_rows", (make.real(5, choices, 3), places), placed))
+    samples += [
+        Sample("scatter_rows", (make.real(5, choices, 3), places), placed) for choices in (1, 2)
+    ]
     samples.append(Sample("gather_rows", (make.real(3, 4, 3), places)))
     held = np.array([[1, 2], [0, 0], [4, 0]])
     for transpose, shape in ((False, (3, 2, 3, 5)), (True, (3, 2, 5, 3))):
