@@ -202,6 +202,11 @@ class StreamActor:
             self.position = position
         return notices
 
+    @property
+    def head_waits(self) -> bool:
+        """Whether the head task takes tokens."""
+        return bool(self._waits[self.position])
+
     def next_turn(self) -> None:
         """All tasks of the turn have run: move on."""
         following = self._turn + 1

@@ -3,29 +3,37 @@
 The actors are those that the executor runs, so what a simulation shows of order, credits and
 waiting holds for a run; only the times are made up. Every stream runs its own order, so that the
 times do not depend on the order in which events of one time are handled.
+
+Where ranks do alike, one of them may stand for all (`stands_for`): a notice then goes to, and comes
+from, the rank that stands for its peer, and a collective waits for those that stand for its
+members. What that takes grows with the kinds of ranks, not with their number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from heapq import heappop, heappush
 from typing import NamedTuple
 
 from plancompiler.errors import DeadlockError, UsageError
-from plancompiler.executor.actor import ARRIVED, Notice, RankActors
+from plancompiler.executor.actor import ARRIVED, RETURNED, Notice, RankActors, shared_id
 from plancompiler.executor.actor_loader import load_actors
-from plancompiler.ir.task import family_of, format_id
+from plancompiler.ir.task import family_of, format_id, unpack_id
 from plancompiler.plan.plan import Plan, Task, communicator_of
 from plancompiler.simulate.cost import Cost, Latency, no_latency
-from plancompiler.simulate.simulation import Action, Simulation
+from plancompiler.simulate.simulation import Run, Simulation
 
 SHOWN = 8
 """Waiting streams that a stall's error names."""
 
 
 def simulate(
-    plans: Mapping[int, Plan], cost: Cost, *, steps: int = 1, latency: Latency = no_latency
+    plans: Mapping[int, Plan],
+    cost: Cost,
+    *,
+    steps: int = 1,
+    latency: Latency = no_latency,
+    stands_for: Callable[[int], int] | None = None,
 ) -> Simulation:
     """Run some steps of all ranks' plans by a virtual clock that starts at 0.
 
@@ -33,11 +41,16 @@ def simulate(
     its members have got there, and ends for all at once after the greatest of their costs. Notices
     between ranks take `latency(from, to)` seconds; those within a rank are there at once.
 
+    `stands_for` gives the rank that is simulated for each rank of the world: of these the plans are
+    needed, and times are those of all for which they stand. Without it all plans are.
+
     Raises DeadlockError if the ranks come to wait for each other, naming who waits for what,
     ExecutionError for a plan that cannot run, and UsageError for missing ranks or a cost below 0.
     """
     world_size = max((plan.world_size for plan in plans.values()), default=0)
-    missing = [rank for rank in range(world_size) if rank not in plans]
+    missing: list[int] = []
+    if stands_for is None:
+        missing = [rank for rank in range(world_size) if rank not in plans]
     if missing or not plans:
         raise UsageError(
             "a simulation needs the plans of all ranks",
@@ -46,14 +59,11 @@ def simulate(
         )
     if steps < 0:
         raise UsageError("a number of steps is not below 0", got=steps)
-    return _EventLoop(plans, cost, steps, latency).run()
+    return _EventLoop(plans, cost, steps, latency, stands_for or _itself).run()
 
 
-class _RankStream(NamedTuple):
-    """A stream of a rank."""
-
-    rank: int
-    stream: int
+def _itself(rank: int) -> int:
+    return rank
 
 
 class _CollectiveRun(NamedTuple):
@@ -62,173 +72,262 @@ class _CollectiveRun(NamedTuple):
     family: int
     version: int
     members: tuple[int, ...]
+    """The ranks that stand for its members."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """Event: the head tasks of these streams have run."""
+class _Stream:
+    """One stream of one rank."""
 
-    places: tuple[_RankStream, ...]
+    __slots__ = ("actor", "busy", "collectives", "number", "rank", "seconds", "tasks")
+
+    def __init__(self, rank: int, number: int, actors: RankActors) -> None:
+        self.rank = rank
+        self.number = number
+        self.actor = actors.actors[number]
+        self.tasks = actors.tasks[number]
+        self.seconds: list[float] = []
+        """Of each task, once it is known that they are not below 0."""
+        self.collectives: list[tuple[int, tuple[int, ...]] | None] = []
+        """Family and members of each task that is a collective."""
+        self.busy = False
+        """Whether the head task has taken its tokens and not ended."""
+
+    @property
+    def head(self) -> Task:
+        return self.tasks[self.actor.position]
 
 
-@dataclass(frozen=True, slots=True)
-class _Delivered:
-    """Event: a notice of another rank is there."""
+class _Route(NamedTuple):
+    """A notice to another rank, as its sender knows it."""
 
-    place: _RankStream
-    token: int
+    sender: int
+    kind: int
+    register: int
+    task: int
+
+
+def _routes(
+    plans: Mapping[int, Plan],
+    actors: Mapping[int, RankActors],
+    streams: Mapping[int, list[_Stream]],
+    stands_for: Callable[[int], int],
+) -> dict[_Route, list[tuple[_Stream, int]]]:
+    """Where each notice between ranks goes: streams and their tokens.
+
+    A token is raised by the rank that stands for the peer that would raise it, with the notice of
+    the same family there.
+    """
+    arrivals: dict[tuple[int, int, int, int], _Route] = {}
+    """Rank, family, lane and slot of a register → the notice that a version of it is ready."""
+    returns: dict[tuple[int, int, int, int, int], _Route] = {}
+    """Rank, family and lane of a reader, family and slot of what it reads → the notice that it is
+    done. Lane -1 for any."""
+    for rank, plan in plans.items():
+        for register in plan.registers:
+            others = [task for task in register.consumers if unpack_id(task).rank != rank]
+            if others:
+                made = unpack_id(register.id)
+                key = (rank, made.family, made.lane, made.slot)
+                arrivals[key] = _Route(rank, ARRIVED, shared_id(register), min(others))
+        for remote in plan.remote_registers:
+            made = unpack_id(remote.id)
+            for task in sorted(remote.consumers):
+                reader = unpack_id(task)
+                if reader.rank == rank:
+                    route = _Route(rank, RETURNED, shared_id(remote), task)
+                    read = (made.family, made.slot)
+                    returns[rank, reader.family, reader.lane, *read] = route
+                    returns.setdefault((rank, reader.family, -1, *read), route)
+    routes: dict[_Route, list[tuple[_Stream, int]]] = {}
+    for rank, ready in actors.items():
+        for (kind, _, task), (number, token) in ready.remote_tokens.items():
+            awaited = ready.actors[number].descriptions[token]
+            peer = stands_for(awaited.rank)
+            source, reader = unpack_id(awaited.register), unpack_id(task)
+            told: _Route | None
+            if kind == ARRIVED:
+                told = arrivals.get((peer, source.family, source.lane, source.slot))
+            else:
+                read = (source.family, source.slot)
+                told = returns.get(
+                    (peer, reader.family, reader.lane, *read),
+                    returns.get((peer, reader.family, -1, *read)),
+                )
+            if told is None:
+                raise UsageError(
+                    "a rank does not do as the one that stands for it",
+                    rank=awaited.rank,
+                    got=f"rank {peer} has no register or reader like {awaited.name!r}",
+                )
+            routes.setdefault(told, []).append((streams[rank][number], token))
+    return routes
+
+
+_Event = tuple[float, int, Callable[..., None], tuple[object, ...]]
 
 
 class _EventLoop:
     """The state of a simulation."""
 
-    def __init__(self, plans: Mapping[int, Plan], cost: Cost, steps: int, latency: Latency) -> None:
+    def __init__(
+        self,
+        plans: Mapping[int, Plan],
+        cost: Cost,
+        steps: int,
+        latency: Latency,
+        stands_for: Callable[[int], int],
+    ) -> None:
         self._plans = plans
         self._cost = cost
         self._latency = latency
-        self._ranks: dict[int, RankActors] = {
-            rank: load_actors(plan) for rank, plan in plans.items()
-        }
+        self._stands_for = stands_for
         self._now = 0.0
-        self._events: list[tuple[float, int, _Ended | _Delivered]] = []
+        self._events: list[_Event] = []
         """A heap by time; the count keeps events of one time in order."""
         self._count = 0
-        self._acting: set[_RankStream] = set()
-        """Streams whose head task has taken its tokens and not ended."""
-        self._arrived: dict[_CollectiveRun, list[_RankStream]] = {}
+        self._arrived: dict[_CollectiveRun, list[_Stream]] = {}
         """Who has got there, for collectives that have not begun."""
-        self._actions: list[Action] = []
-        for ready in self._ranks.values():
-            for actor in ready.actors:
-                actor.limit = steps
+        self._runs: list[Run] = []
+        self._streams: dict[int, list[_Stream]] = {}
+        ranks = {rank: load_actors(plan) for rank, plan in plans.items()}
+        for rank, actors in ranks.items():
+            self._streams[rank] = [
+                _Stream(rank, number, actors) for number in range(len(actors.actors))
+            ]
+            for stream in self._streams[rank]:
+                stream.actor.limit = steps
+                self._prepare(plans[rank], stream)
+        self._routes = _routes(plans, ranks, self._streams, stands_for)
+
+    def _prepare(self, plan: Plan, stream: _Stream) -> None:
+        for task in stream.tasks:
+            seconds = self._cost(stream.rank, task)
+            if not seconds >= 0:
+                raise UsageError(
+                    "a task of a simulation takes less than no time",
+                    op=task.name,
+                    rank=stream.rank,
+                    got=f"{seconds} s",
+                )
+            stream.seconds.append(seconds)
+            members: tuple[int, tuple[int, ...]] | None = None
+            used = communicator_of(task.spec)
+            if used is not None:
+                ranks = plan.communicators[used].ranks
+                members = family_of(task.id), tuple(sorted({*map(self._stands_for, ranks)}))
+            stream.collectives.append(members)
 
     def run(self) -> Simulation:
-        for place in self._places():
-            self._advance(place)
-        while self._events:
-            self._now, _, event = heappop(self._events)
-            if isinstance(event, _Ended):
-                for place in event.places:
-                    self._end(place)
-            else:
-                self._deliver(event.place, event.token)
-        stalled = [self._describe(place) for place in self._places() if self._unfinished(place)]
+        for stream in self._all():
+            self._advance(stream)
+        events = self._events
+        while events:
+            self._now, _, handle, arguments = heappop(events)
+            handle(*arguments)
+        stalled = [
+            self._describe(stream)
+            for stream in self._all()
+            if stream.actor.step < stream.actor.limit
+        ]
         if stalled:
             more = f"; and {len(stalled) - SHOWN} more" if len(stalled) > SHOWN else ""
             raise DeadlockError(
                 f"streams wait for each other at {self._now:g} s of a simulation",
                 got="; ".join(stalled[:SHOWN]) + more,
             )
-        return Simulation(self._plans, tuple(self._actions))
+        return Simulation(self._plans, self._runs)
 
-    def _places(self) -> Iterator[_RankStream]:
-        for rank in sorted(self._ranks):
-            for stream in range(len(self._ranks[rank].actors)):
-                yield _RankStream(rank, stream)
+    def _all(self) -> Iterator[_Stream]:
+        for rank in sorted(self._streams):
+            yield from self._streams[rank]
 
-    def _head(self, place: _RankStream) -> Task:
-        ready = self._ranks[place.rank]
-        return ready.tasks[place.stream][ready.actors[place.stream].position]
-
-    def _advance(self, place: _RankStream) -> None:
-        """Begin the head task, if it can."""
-        actor = self._ranks[place.rank].actors[place.stream]
-        if place in self._acting or actor.begin() < 0:
-            return
-        self._acting.add(place)
-        task = self._head(place)
-        used = communicator_of(task.spec)
-        if used is None:
-            self._begin((place,))
-            return
-        members = self._plans[place.rank].communicators[used].ranks
-        collective = _CollectiveRun(family_of(task.id), actor.version, members)
-        arrived = self._arrived.setdefault(collective, [])
-        arrived.append(place)
-        if len(arrived) == len(members):
-            del self._arrived[collective]
-            self._begin(tuple(arrived))
-
-    def _begin(self, places: tuple[_RankStream, ...]) -> None:
-        """The head tasks of these streams run from now on, and end together."""
-        seconds = max(self._seconds(place) for place in places)
-        for place in places:
-            actor = self._ranks[place.rank].actors[place.stream]
-            task = self._head(place)
-            self._actions.append(
-                Action(
-                    place.rank,
-                    task,
-                    self._plans[place.rank].segments[task.segment],
-                    actor.step,
-                    actor.microbatch,
-                    self._now,
-                    self._now + seconds,
-                )
-            )
-        self._schedule(seconds, _Ended(places))
-
-    def _seconds(self, place: _RankStream) -> float:
-        task = self._head(place)
-        seconds = self._cost(place.rank, task)
-        if not seconds >= 0:
-            raise UsageError(
-                "a task of a simulation takes less than no time",
-                op=task.name,
-                rank=place.rank,
-                got=f"{seconds} s",
-            )
-        return seconds
-
-    def _schedule(self, seconds: float, event: _Ended | _Delivered) -> None:
+    def _schedule(self, at: float, handle: Callable[..., None], *arguments: object) -> None:
         self._count += 1
-        heappush(self._events, (self._now + seconds, self._count, event))
+        heappush(self._events, (at, self._count, handle, arguments))
 
-    def _end(self, place: _RankStream) -> None:
-        self._acting.remove(place)
-        for notice in self._ranks[place.rank].actors[place.stream].finish():
-            self._carry(place.rank, notice)
-        self._advance(place)
-
-    def _carry(self, sender: int, notice: Notice) -> None:
-        if notice.stream >= 0:
-            self._deliver(_RankStream(sender, notice.stream), notice.token)
+    def _advance(self, stream: _Stream) -> None:
+        """Begin the head task, if it can; and those after it that neither wait nor tell anybody."""
+        actor = stream.actor
+        if stream.busy:
             return
-        stream, token = self._ranks[notice.rank].find_remote(
-            notice.kind, notice.register, notice.task
-        )
-        self._schedule(
-            self._latency(sender, notice.rank), _Delivered(_RankStream(notice.rank, stream), token)
-        )
+        position = actor.begin()
+        if position < 0:
+            return
+        stream.busy = True
+        if stream.collectives[position] is not None:
+            self._arrive(stream, position)
+            return
+        now, runs, seconds, rank = self._now, self._runs, stream.seconds, stream.rank
+        while True:
+            end = now + seconds[position]
+            runs.append(Run(rank, stream.tasks[position], actor.step, actor.microbatch, now, end))
+            notices, now = actor.finish(), end
+            position = actor.position
+            if notices or actor.head_waits or stream.collectives[position] is not None:
+                break
+            if actor.begin() < 0:  # all steps are done
+                break
+        self._schedule(now, self._end, stream, notices)
 
-    def _deliver(self, place: _RankStream, token: int) -> None:
-        self._ranks[place.rank].actors[place.stream].deliver(token)
-        self._advance(place)
+    def _arrive(self, stream: _Stream, position: int) -> None:
+        """A rank has got to a collective, which begins with the last of them."""
+        known = stream.collectives[position]
+        assert known is not None
+        family, members = known
+        collective = _CollectiveRun(family, stream.actor.version, members)
+        arrived = self._arrived.setdefault(collective, [])
+        arrived.append(stream)
+        if len(arrived) < len(members):
+            return
+        del self._arrived[collective]
+        end = self._now + max(each.seconds[each.actor.position] for each in arrived)
+        for each in arrived:
+            actor = each.actor
+            self._runs.append(
+                Run(each.rank, each.head, actor.step, actor.microbatch, self._now, end)
+            )
+        self._schedule(end, self._end_together, arrived)
+
+    def _end_together(self, streams: list[_Stream]) -> None:
+        for stream in streams:
+            self._end(stream, stream.actor.finish())
+
+    def _end(self, stream: _Stream, notices: tuple[Notice, ...]) -> None:
+        stream.busy = False
+        streams = self._streams[stream.rank]
+        for notice in notices:
+            if notice.stream >= 0:
+                self._deliver(streams[notice.stream], notice.token)
+                continue
+            route = _Route(stream.rank, notice.kind, notice.register, notice.task)
+            for reader, token in self._routes.get(route, ()):
+                latency = self._latency(stream.rank, reader.rank)
+                self._schedule(self._now + latency, self._deliver, reader, token)
+        self._advance(stream)
+
+    def _deliver(self, stream: _Stream, token: int) -> None:
+        stream.actor.deliver(token)
+        self._advance(stream)
 
     # --- stalls -----------------------------------------------------------------------------------
 
-    def _unfinished(self, place: _RankStream) -> bool:
-        actor = self._ranks[place.rank].actors[place.stream]
-        return actor.step < actor.limit
-
-    def _describe(self, place: _RankStream) -> str:
+    def _describe(self, stream: _Stream) -> str:
         """`rank 1, compute, step 0: task 'a' waits for register 'b' (…) to arrive from rank 0`."""
-        actor = self._ranks[place.rank].actors[place.stream]
-        task = self._head(place)
+        actor = stream.actor
         waits = [
             f"register {token.name!r} ({format_id(token.register)}) to "
             f"{'arrive' if token.kind == ARRIVED else 'come back'} from {token.peer}"
             for token in actor.waiting_for()
         ]
-        if place in self._acting:
+        if stream.busy:
             waits = [
                 f"rank {rank} to join"
                 for collective, arrived in self._arrived.items()
-                if place in arrived
+                if stream in arrived
                 for rank in collective.members
                 if rank not in {other.rank for other in arrived}
             ]
         return (
-            f"rank {place.rank}, stream {actor.stream}, {actor.step_position}: "
-            f"task {task.name!r} waits for {', '.join(waits)}"
+            f"rank {stream.rank}, stream {actor.stream}, {actor.step_position}: "
+            f"task {stream.head.name!r} waits for {', '.join(waits)}"
         )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 from plancompiler.errors import UsageError
 from plancompiler.ir.pipeline import Segment
@@ -34,25 +36,54 @@ class Action:
         return self.end - self.begin
 
 
+class Run(NamedTuple):
+    """One run of one task, as the simulator notes it."""
+
+    rank: int
+    task: Task
+    step: int
+    microbatch: int
+    begin: float
+    end: float
+
+
 @dataclass(frozen=True)
 class Simulation:
-    """All actions of all ranks, in order of their beginning."""
+    """All actions of all simulated ranks."""
 
     plans: Mapping[int, Plan]
-    actions: tuple[Action, ...]
+    runs: Sequence[Run]
+    """In the order in which they were begun."""
+
+    @cached_property
+    def actions(self) -> tuple[Action, ...]:
+        """All of them, in order of their beginning."""
+        plans = self.plans
+        return tuple(
+            Action(
+                run.rank,
+                run.task,
+                plans[run.rank].segments[run.task.segment],
+                run.step,
+                run.microbatch,
+                run.begin,
+                run.end,
+            )
+            for run in sorted(self.runs, key=lambda run: run.begin)
+        )
 
     @property
     def makespan(self) -> float:
         """Seconds from the start to the end of the last action."""
-        return max((action.end for action in self.actions), default=0.0)
+        return max((run.end for run in self.runs), default=0.0)
 
     def busy(self) -> dict[tuple[int, Stream], float]:
         """(rank, stream) → seconds in which a task ran there, for every stream of every rank."""
         busy = {
             (rank, task.stream): 0.0 for rank, plan in self.plans.items() for task in plan.tasks
         }
-        for action in self.actions:
-            busy[action.rank, action.stream] += action.seconds
+        for run in self.runs:
+            busy[run.rank, run.task.stream] += run.end - run.begin
         return busy
 
     def bubble_fraction(self, step: int = 0, ranks: Collection[int] | None = None) -> float:
@@ -65,22 +96,22 @@ class Simulation:
         stays that of all. A UsageError where nothing is counted.
         """
         counted = [
-            action
-            for action in self.actions
-            if action.step == step
-            and action.stream is Stream.COMPUTE
-            and action.segment.kind.per_microbatch
-            and action.seconds > 0
+            run
+            for run in self.runs
+            if run.step == step
+            and run.end > run.begin
+            and run.task.stream is Stream.COMPUTE
+            and self.plans[run.rank].segments[run.task.segment].kind.per_microbatch
         ]
-        chosen = [action for action in counted if ranks is None or action.rank in ranks]
+        chosen = [run for run in counted if ranks is None or run.rank in ranks]
         if not chosen:
             raise UsageError(
                 "a bubble is measured where compute tasks of micro-batches take time",
                 got=f"none in step {step}" + (f" on ranks {sorted(ranks)}" if ranks else ""),
             )
-        span = max(each.end for each in counted) - min(each.begin for each in counted)
-        busy = sum(action.seconds for action in chosen)
-        return 1.0 - busy / (span * len({action.rank for action in chosen}))
+        span = max(run.end for run in counted) - min(run.begin for run in counted)
+        busy = sum(run.end - run.begin for run in chosen)
+        return 1.0 - busy / (span * len({run.rank for run in chosen}))
 
 
 def chrome_trace(simulation: Simulation) -> str:

@@ -1,0 +1,308 @@
+"""`forecast`: what a job takes on a machine, known before it runs.
+
+The job is compiled for its ranks; of each class of ranks one plan is made. Memory and traffic are
+read off the plans. Time is that of the executor's actors under a virtual clock, with the costs of
+the machine. No kernel of the job runs.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from plancompiler.boxing.graph import BoxingTaskGraph
+from plancompiler.costs import Machine, chosen_machine, machine_names, machine_of
+from plancompiler.costs.machine import Source
+from plancompiler.forecast.memory import RankMemory, rank_memory
+from plancompiler.forecast.rank_classes import RankClass, RankClasses, rank_classes
+from plancompiler.forecast.task_time import TaskTimes
+from plancompiler.forecast.traffic import Received, received_in_step
+from plancompiler.ir import DType, Job
+from plancompiler.ir.task import TaskKind, pack_register_id, unpack_id
+from plancompiler.lower.collector import collector_paused
+from plancompiler.lower.compile import build_graph
+from plancompiler.ops.registry import flops_of
+from plancompiler.passes import config_of
+from plancompiler.plan.memory_report import LiveRegister, memory_report
+from plancompiler.simulate import Simulation, simulate
+
+STEPS = 3
+"""Steps that are simulated where that is cheap: the first has no step before it to overlap with."""
+MANY_RUNS = 50_000
+"""Where a step has more runs of tasks than this, it is simulated alone."""
+_COMMUNICATION = frozenset(
+    {TaskKind.COLLECTIVE_BOXING, TaskKind.COPY_COMM_NET, TaskKind.SEND_RECV, TaskKind.COPY_HD}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassForecast:
+    """What each rank of a class takes in a step."""
+
+    rank: int
+    """The first of them, which stands for all."""
+    count: int
+    """How many they are."""
+    memory: RankMemory
+    received_bytes: float
+    """Payload that comes from other ranks."""
+    compute_seconds: float
+    communication_seconds: float
+    """Of collectives and copies between ranks, whether computation hides them or not."""
+    exposed_communication_seconds: float
+    """While nothing computes."""
+    idle_seconds: float
+    """While nothing runs at all: the rank waits for others."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a job takes on a machine."""
+
+    job: Job
+    machine: Machine
+    ranks: int
+    classes: tuple[ClassForecast, ...]
+    step_seconds: float
+    bubble_fraction: float | None
+    """The share of a step in which a rank does nothing, as it waits for others, on average over all
+    ranks; None for a step without micro-batches."""
+    mfu: float
+    """Operations that the traced job has in a step, over what all devices could do meanwhile at the
+    peak of the dtype that most of them are in."""
+    traffic_by_link: dict[str, float]
+    """Payload bytes of all ranks in a step."""
+    seconds_taken: float
+    graph: BoxingTaskGraph
+    rank_classes: RankClasses
+    simulation: Simulation
+
+    @property
+    def worst(self) -> ClassForecast:
+        """The class whose ranks hold most."""
+        return max(self.classes, key=lambda each: each.memory.total)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank's memory is at most its device's."""
+        return self.worst.memory.total <= self.machine.device.memory_bytes
+
+    @property
+    def traffic_bytes(self) -> float:
+        """Payload bytes of all ranks in a step."""
+        return sum(self.traffic_by_link.values())
+
+    @property
+    def busiest(self) -> ClassForecast:
+        """The class whose ranks compute longest."""
+        return max(self.classes, key=lambda each: each.compute_seconds)
+
+    @property
+    def measured(self) -> tuple[Source, ...]:
+        """The machine's figures that were measured; all others are of data sheets."""
+        return tuple(each for each in self.machine.sources if each.measured)
+
+    @cached_property
+    def at_peak(self) -> tuple[LiveRegister, ...]:
+        """What is alive when the fullest rank holds most, largest first, with the user's lines."""
+        number = self.classes.index(self.worst)
+        return memory_report(self.rank_classes.classes[number].plan).at_peak
+
+    def received(self) -> Iterator[tuple[RankClass, Received]]:
+        """What a rank of each class receives in a step, by task and peer."""
+        for each in self.rank_classes.classes:
+            for one in received_in_step(each.plan, self.machine):
+                yield each, one
+
+    def json(self) -> dict[str, Any]:
+        """As plain data, with the fields that `plancompiler forecast --json` prints."""
+        worst, busiest = self.worst, self.busiest
+        return {
+            "job": self.job.name,
+            "machine": self.machine.name,
+            "measured_figures": [each.field for each in self.measured],
+            "ranks": self.ranks,
+            "classes": [
+                {
+                    "rank": each.rank,
+                    "count": each.count,
+                    "memory_bytes": each.memory.by_kind() | {"total": each.memory.total},
+                    "received_bytes": each.received_bytes,
+                    "compute_seconds": each.compute_seconds,
+                    "communication_seconds": each.communication_seconds,
+                    "exposed_communication_seconds": each.exposed_communication_seconds,
+                    "idle_seconds": each.idle_seconds,
+                }
+                for each in self.classes
+            ],
+            "memory_bytes": {"max": worst.memory.total, "by_kind": worst.memory.by_kind()},
+            "fits": self.fits,
+            "traffic_bytes": {"total": self.traffic_bytes, "by_link": self.traffic_by_link},
+            "step_seconds": self.step_seconds,
+            "compute_seconds": busiest.compute_seconds,
+            "exposed_communication_seconds": busiest.exposed_communication_seconds,
+            "bubble_fraction": self.bubble_fraction,
+            "mfu": self.mfu,
+            "seconds_taken": self.seconds_taken,
+        }
+
+
+@collector_paused()
+def forecast(
+    job: Job,
+    machine: Machine | str | os.PathLike[str] | None = None,
+    *,
+    ranks: int | None = None,
+) -> Forecast:
+    """What a job takes on a machine: memory and traffic as they are, time as its figures say.
+
+    `machine` is a name, a file or what was read of one; by default that of the job's config. It is
+    also the machine by which the job is compiled. `ranks` are at least those of the job. Raises
+    UsageError for a machine with fewer devices, and what compiling raises.
+    """
+    begin = time.perf_counter()
+    config = config_of(job)
+    known = chosen_machine(config.machine if machine is None else machine)
+    world_size = job.world_size if ranks is None else ranks
+    known.check_devices(world_size)
+    # The setting of a shipped machine is its name, so that the job is the one a user would write.
+    setting = known.name if _is_shipped(known) else known.text
+    job = replace(job, config=replace(config, machine=setting))
+    graph = build_graph(job, world_size)
+    classes = rank_classes(graph)
+    plans = classes.plans
+    times = TaskTimes(known, _slowdown(known, world_size))
+    runs = sum(
+        sum(
+            plan.microbatches if plan.segments[task.segment].kind.per_microbatch else 1
+            for task in plan.tasks
+        )
+        for plan in plans.values()
+    )
+    steps = 1 if runs > MANY_RUNS else STEPS
+    simulation = simulate(
+        plans,
+        lambda rank, task: times.seconds(plans[rank], task),
+        steps=steps,
+        stands_for=classes.stands_for,
+    )
+    ends = [0.0] * steps
+    for run in simulation.runs:
+        ends[run.step] = max(ends[run.step], run.end)
+    step_seconds = known.host.step_seconds + (
+        ends[-1] if steps == 1 else (ends[-1] - ends[0]) / (steps - 1)
+    )
+    traffic: dict[str, float] = {}
+    parts = _parts_of_step(simulation, steps - 1, step_seconds)
+    forecasts = []
+    for each in classes.classes:
+        received = 0.0
+        for one in received_in_step(each.plan, known):
+            received += one.nbytes
+            nbytes = one.nbytes * len(each.ranks)
+            traffic[one.link] = traffic.get(one.link, 0.0) + nbytes
+        memory = rank_memory(each.plan, known, lambda register: _slots_of(classes, register))
+        compute, moving, exposed, waiting = parts.get(each.rank, (0.0, 0.0, 0.0, 0.0))
+        forecasts.append(
+            ClassForecast(
+                each.rank, len(each.ranks), memory, received, compute, moving, exposed, waiting
+            )
+        )
+    idle = sum(each.count * each.idle_seconds for each in forecasts)
+    pipelined = graph.pipeline is not None and graph.pipeline.microbatches > 1
+    flops, dtype = _operations(job)
+    peak = known.device.peak_flops(dtype) * world_size
+    return Forecast(
+        job=job,
+        machine=known,
+        ranks=world_size,
+        classes=tuple(forecasts),
+        step_seconds=step_seconds,
+        bubble_fraction=idle / (world_size * step_seconds) if pipelined else None,
+        mfu=flops / (peak * step_seconds) if step_seconds else 0.0,
+        traffic_by_link=traffic,
+        seconds_taken=time.perf_counter() - begin,
+        graph=graph,
+        rank_classes=classes,
+        simulation=simulation,
+    )
+
+
+def _is_shipped(machine: Machine) -> bool:
+    return machine.name in machine_names() and machine is machine_of(machine.name)
+
+
+def _slowdown(machine: Machine, ranks: int) -> float:
+    """Of kernels, by ranks that share a host with each other."""
+    return machine.host.process_slowdown if ranks > 1 else 1.0
+
+
+def _slots_of(classes: RankClasses, register: int) -> int:
+    """How many slots a register of some rank has, by the rank that stands for it."""
+    rank, *fields = unpack_id(register)
+    standing = classes.classes[classes.of_rank[rank]].plan
+    known = standing.register_by_id.get(pack_register_id(standing.rank, *fields))
+    return 1 if known is None else known.register_count
+
+
+def _operations(job: Job) -> tuple[int, DType]:
+    """Floating-point operations of the job as it is traced, and the dtype that most of them are in
+    when it runs.
+    """
+    by_dtype: Counter[DType] = Counter()
+    for op in job.ops:
+        if op.outputs:
+            flops = flops_of(op.kind, op.input_types, op.output_types, dict(op.attrs))
+            by_dtype[op.outputs[0].dtype] += flops
+    precision = DType.parse(str(config_of(job).precision))
+    most = max(by_dtype, key=by_dtype.__getitem__, default=DType.FLOAT32)
+    return sum(by_dtype.values()), precision if precision.is_half else most
+
+
+_Intervals = list[list[float]]
+
+
+def _parts_of_step(
+    simulation: Simulation, step: int, seconds: float
+) -> dict[int, tuple[float, float, float, float]]:
+    """Rank → those seconds of a step in which it computes, communicates, communicates while it does
+    not compute, and does nothing.
+    """
+    computing: dict[int, _Intervals] = {}
+    moving: dict[int, _Intervals] = {}
+    for run in simulation.runs:
+        if run.step != step or run.end <= run.begin:
+            continue
+        kinds = moving if run.task.kind in _COMMUNICATION else computing
+        intervals = kinds.setdefault(run.rank, [])
+        if intervals and intervals[-1][1] == run.begin:
+            intervals[-1][1] = run.end
+        else:
+            intervals.append([run.begin, run.end])
+    parts = {}
+    for rank in simulation.plans:
+        one, other = computing.get(rank, []), moving.get(rank, [])
+        alone, together = _covered(one), _covered([*one, *other])
+        parts[rank] = (
+            alone,
+            sum(end - begin for begin, end in other),
+            together - alone,
+            max(0.0, seconds - together),
+        )
+    return parts
+
+
+def _covered(intervals: _Intervals) -> float:
+    """Seconds in at least one interval."""
+    total, reached = 0.0, -math.inf
+    for begin, end in sorted(intervals):
+        if end > reached:
+            total += end - max(begin, reached)
+            reached = end
+    return total
