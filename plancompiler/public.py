@@ -68,6 +68,7 @@ if TYPE_CHECKING:
         using_generator,
     )
     from plancompiler.eager.creation import tensor  # not the module of that name
+    from plancompiler.forecasting import forecast
     from plancompiler.importers.jax_reader import from_jax
     from plancompiler.importers.onnx_reader import from_onnx
     from plancompiler.importers.rules import onnx_rule, stablehlo_rule, torch_rule
@@ -88,6 +89,7 @@ _LATER = {
     "CompiledPlans": "plancompiler.plan.compiled_plans",
     "read_plans": "plancompiler.plan.compiled_plans",
     "Config": "plancompiler.passes",
+    "forecast": "plancompiler.forecasting",
     "from_jax": "plancompiler.importers.jax_reader",
     "from_onnx": "plancompiler.importers.onnx_reader",
     "from_torch": "plancompiler.importers.torch_reader",
@@ -178,6 +180,7 @@ __all__ = [
     "detect_anomaly",
     "eager",
     "errors",
+    "forecast",
     "from_jax",
     "from_local",
     "from_onnx",

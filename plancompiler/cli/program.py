@@ -26,6 +26,7 @@ COMMANDS = {
     "compile": "Compile a job without running it.",
     "doctor": "Report what works on this machine, and why not.",
     "fetch": "Bring here what a job made.",
+    "forecast": "Tell what a job takes on a machine before it runs.",
     "import": "Make a folder of a model of another system.",
     "inspect": "Print compiled plans.",
     "jobs": "List the jobs of a master.",

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from plancompiler.forecast.job_forecast import ClassForecast, Forecast, forecast
+from plancompiler.forecasting.job_forecast import ClassForecast, Forecast, forecast
 
 __all__ = ["ClassForecast", "Forecast", "forecast"]

@@ -8,7 +8,7 @@ from typing import Any
 from plancompiler.costs import Machine, link_between, op_seconds, primitive_cost
 from plancompiler.costs.op_time import FREE_OPS
 from plancompiler.costs.primitive import boxes_seconds
-from plancompiler.forecast.traffic import whole_bytes
+from plancompiler.forecasting.traffic import whole_bytes
 from plancompiler.ir import DType, TensorType
 from plancompiler.ir.shard import element_count, region_shape
 from plancompiler.ir.task import TaskKind, unpack_id

@@ -16,7 +16,7 @@ from plancompiler.executor.comm.collective import PIECE_BYTES
 from plancompiler.executor.comm.program import program_of
 from plancompiler.executor.comm.reduce import TILE_BYTES, accumulator
 from plancompiler.executor.memory import ALIGNMENT
-from plancompiler.forecast.traffic import BETWEEN, is_chunked, link_name
+from plancompiler.forecasting.traffic import BETWEEN, is_chunked, link_name
 from plancompiler.ir.shard import balanced_range, element_count
 from plancompiler.ir.task import unpack_id
 from plancompiler.plan.plan import CollectiveSpec, CopySpec, Plan, RegisterDesc, Task

@@ -19,10 +19,10 @@ from typing import Any
 from plancompiler.boxing.graph import BoxingTaskGraph
 from plancompiler.costs import Machine, chosen_machine, machine_names, machine_of
 from plancompiler.costs.machine import Source
-from plancompiler.forecast.memory import RankMemory, rank_memory
-from plancompiler.forecast.rank_classes import RankClass, RankClasses, rank_classes
-from plancompiler.forecast.task_time import TaskTimes
-from plancompiler.forecast.traffic import Received, received_in_step
+from plancompiler.forecasting.memory import RankMemory, rank_memory
+from plancompiler.forecasting.rank_classes import RankClass, RankClasses, rank_classes
+from plancompiler.forecasting.task_time import TaskTimes
+from plancompiler.forecasting.traffic import Received, received_in_step
 from plancompiler.ir import DType, Job
 from plancompiler.ir.task import TaskKind, pack_register_id, unpack_id
 from plancompiler.lower.collector import collector_paused
@@ -46,7 +46,7 @@ class ClassForecast:
     """What each rank of a class takes in a step."""
 
     rank: int
-    """The first of them, which stands for all."""
+    """The first of them."""
     count: int
     """How many they are."""
     memory: RankMemory
@@ -208,7 +208,7 @@ def forecast(
             nbytes = one.nbytes * len(each.ranks)
             traffic[one.link] = traffic.get(one.link, 0.0) + nbytes
         memory = rank_memory(each.plan, known, lambda register: _slots_of(classes, register))
-        compute, moving, exposed, waiting = parts.get(each.rank, (0.0, 0.0, 0.0, 0.0))
+        compute, moving, exposed, waiting = parts.get(each.simulated, (0.0, 0.0, 0.0, 0.0))
         forecasts.append(
             ClassForecast(
                 each.rank, len(each.ranks), memory, received, compute, moving, exposed, waiting

@@ -36,8 +36,10 @@ class RankClass:
     """Ranks that do alike."""
 
     plan: Plan
-    """Of the first of them, which stands for all."""
+    """Of the first of them."""
     ranks: tuple[int, ...]
+    simulated: int
+    """The rank whose times are theirs."""
 
     @property
     def rank(self) -> int:
@@ -53,13 +55,13 @@ class RankClasses:
     """The number of each rank's class."""
 
     def stands_for(self, rank: int) -> int:
-        """The rank that stands for this one."""
-        return self.classes[self.of_rank[rank]].rank
+        """The rank that is simulated for this one."""
+        return self.classes[self.of_rank[rank]].simulated
 
     @property
     def plans(self) -> dict[int, Plan]:
-        """The plans of the ranks that stand for others."""
-        return {each.rank: each.plan for each in self.classes}
+        """The plans of the ranks that are simulated."""
+        return {each.rank: each.plan for each in self.classes if each.rank == each.simulated}
 
 
 def rank_classes(graph: BoxingTaskGraph) -> RankClasses:
@@ -106,14 +108,20 @@ def rank_classes(graph: BoxingTaskGraph) -> RankClasses:
         of_rank = _numbers(groups, graph.world_size)
         refined = list(_refined(groups, known, of_rank))
         if len(refined) == len(groups):
-            return RankClasses(
-                tuple(
-                    RankClass(compile_rank(slicer.for_rank(ranks[0]), ranks[0]), tuple(ranks))
-                    for ranks in groups
-                ),
-                of_rank,
-            )
+            break
         groups = refined
+    classes: list[RankClass] = []
+    for ranks in groups:
+        shares = [ranks]
+        if len(ranks) > 1 and tasks_of(ranks[0]).outputs:
+            # The one that reports outputs keeps them until then.
+            shares = [ranks[:1], ranks[1:]]
+        for share in shares:
+            plan = compile_rank(slicer.for_rank(share[0]), share[0])
+            classes.append(RankClass(plan, tuple(share), ranks[0]))
+    return RankClasses(
+        tuple(classes), _numbers([list(each.ranks) for each in classes], graph.world_size)
+    )
 
 
 def _numbers(groups: list[list[int]], world_size: int) -> list[int]:
@@ -178,11 +186,10 @@ def _form(graph: RankTaskGraph) -> Hashable:
             for register in graph.registers.values()
         ),
         tuple((*unpack_id(each.id)[1:], each.shape) for each in graph.remote_registers),
-        tuple(_form_of_task(graph, task) for task in graph.tasks if task.kind is not _OUTPUT),
+        tuple(
+            _form_of_task(graph, task) for task in graph.tasks if task.kind is not TaskKind.OUTPUT
+        ),
     )
-
-
-_OUTPUT = TaskKind.OUTPUT
 
 
 def _form_of_task(graph: RankTaskGraph, task: RankTask) -> Hashable:

@@ -1,0 +1,221 @@
+"""Forecasts: ranks by class, times of the machine, changes for what does not fit, the command."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import plancompiler as pc
+from plancompiler.cli.program import cli
+from plancompiler.costs import machine_of
+from plancompiler.costs.choice import FOLDER
+from plancompiler.errors import UsageError
+from plancompiler.forecasting import Forecast
+from plancompiler.forecasting.fitting import changes_of
+from plancompiler.ir import Job
+from plancompiler.lower.compile import compile_plans
+from plancompiler.passes import config_of
+from plancompiler.simulate import simulate
+from tests.examples import EXAMPLES, gpt
+from tests.passes.worlds import configured, mesh
+
+
+def halo_job(ranks: int) -> Job:
+    """Convolution of an image that is split along its rows: ranks read rows of their neighbours."""
+    with pc.job("halo") as job:
+        x = pc.input("x", (1, 2, 4 * ranks, 8), "float32", mesh(ranks), "S(2)")
+        w = pc.input("w", (3, 2, 3, 3), "float32", mesh(ranks))
+        pc.output("y", pc.conv2d(x, w, padding=1).redistribute(sbp="S(2)").sum())
+    return job
+
+
+def resharded() -> Job:
+    """A value that goes from two ranks to four others, cut along its other axis."""
+    with pc.job("resharded") as job:
+        x = pc.input("x", (8, 8), "float32", mesh(2), "S(0)")
+        y = x.redistribute(placement=mesh(4, first=2), sbp="S(1)")
+        pc.output("y", (y * 2.0).sum())
+    return job
+
+
+CUTS = {
+    "dp tp": lambda: gpt(dp=4, tp=2),
+    "pipeline": lambda: gpt(dp=2, tp=2, pp=2, microbatches=4),
+    "interleaved": lambda: gpt(dp=2, pp=2, layers=4, microbatches=2, schedule="interleaved"),
+    "uneven": lambda: gpt(dp=3, tp=2),
+    "zero 3": lambda: gpt(dp=4, zero=3),
+    "halo": lambda: halo_job(5),
+    "other mesh": resharded,
+}
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_a_rank_that_stands_for_others_takes_their_time(name: str) -> None:
+    """What is said of classes is what the plans of all ranks say, one by one."""
+    job: Job = CUTS[name]()
+    known = pc.forecast(job, "h100-sxm")
+    assert sum(each.count for each in known.classes) == job.world_size
+    plans = compile_plans(known.job, job.world_size, "rank_per_iter").plans
+    # Seconds that depend on the task alone, so that ranks of a class agree if their order does.
+    simulated = known.rank_classes.plans
+
+    def cost(rank: int, task: object) -> float:
+        return 1.0 + len(task.name) % 5  # type: ignore[attr-defined]
+
+    whole = simulate(plans, cost, steps=2)
+    alike = simulate(simulated, cost, steps=2, stands_for=known.rank_classes.stands_for)
+    assert alike.makespan == whole.makespan
+    busy = whole.busy()
+    for (rank, stream), seconds in alike.busy().items():
+        assert busy[rank, stream] == seconds
+    for each, forecasted in zip(known.rank_classes.classes, known.classes, strict=True):
+        for rank in each.ranks:
+            plan = plans[rank]
+            assert plan.arena_bytes == forecasted.memory.activations
+            variables = {v.register for v in plan.variables}
+            used = sum(register.nbytes for register in plan.registers if register.id in variables)
+            assert used >= forecasted.memory.parameters + forecasted.memory.state
+
+
+def test_the_number_of_classes_does_not_grow_with_data_parallelism() -> None:
+    small, large = (
+        pc.forecast(gpt(dp=dp, tp=2, pp=2, batch=64, microbatches=2), "a100-sxm") for dp in (2, 16)
+    )
+    assert len(small.classes) == len(large.classes) == 3
+    assert (small.ranks, large.ranks) == (8, 64)
+    assert large.traffic_by_link.keys() == {"within nodes", "between nodes"}
+    assert small.traffic_by_link.keys() == {"within nodes"}
+
+
+def seconds_on(job: Job, folder: Path, figure: str, value: str) -> float:
+    text = (FOLDER / "h100-sxm.toml").read_text()
+    lines = [
+        f'{figure} = {{ value = {value}, source = "a test" }}'
+        if line.startswith(f"{figure} =")
+        else line
+        for line in text.splitlines()
+    ]
+    path = folder / "changed.toml"
+    path.write_text("\n".join(lines))
+    return pc.forecast(job, path).step_seconds
+
+
+@pytest.mark.parametrize(
+    ("figure", "value"),
+    [
+        ("launch_seconds", "1e-3"),
+        ("matrix_efficiency", "1e-4"),
+        ("memory_efficiency", "1e-4"),
+        ("latency_seconds", "1e-2"),
+    ],
+)
+def test_time_follows_the_machine(figure: str, value: str, tmp_path: Path) -> None:
+    job = gpt(dp=2)
+    assert seconds_on(job, tmp_path, figure, value) > 2 * pc.forecast(job, "h100-sxm").step_seconds
+
+
+def test_figures_are_consistent() -> None:
+    known = pc.forecast(gpt(dp=2, pp=2, microbatches=4), "a100-sxm")
+    assert known.bubble_fraction is not None
+    assert 0 < known.bubble_fraction < 1
+    assert 0 < known.mfu < 1
+    assert known.measured == ()
+    for each in known.classes:
+        parts = each.compute_seconds + each.exposed_communication_seconds + each.idle_seconds
+        assert parts == pytest.approx(known.step_seconds, rel=0.2)
+        assert each.exposed_communication_seconds <= each.communication_seconds + 1e-12
+    assert known.job.config.machine == "a100-sxm"
+
+
+def test_more_ranks_than_the_machine_has(tmp_path: Path) -> None:
+    text = (FOLDER / "cpu-generic.toml").read_text()
+    path = tmp_path / "two.toml"
+    path.write_text(text + 'devices = { value = 2, source = "a test" }\n')
+    with pytest.raises(UsageError, match="fewer devices"):
+        pc.forecast(gpt(dp=3), path)
+    with pytest.raises(UsageError, match="fewer devices"):
+        pc.forecast(gpt(dp=1), path, ranks=3)
+
+
+def small_machine(folder: Path, nbytes: int) -> Path:
+    text = (FOLDER / "cpu-generic.toml").read_text()
+    path = folder / "small.toml"
+    path.write_text(text.replace("value = 8e9", f"value = {nbytes}"))
+    return path
+
+
+def test_out_of_memory_is_an_answer(tmp_path: Path) -> None:
+    job = gpt(dp=2, batch=8)
+    whole = pc.forecast(job)
+    need = whole.worst.memory.total
+    known = pc.forecast(job, small_machine(tmp_path, need - need // 8))
+    assert not known.fits
+    assert known.at_peak
+    assert any("gpt.py" in each.source for each in known.at_peak)
+    changes = changes_of(known)
+    assert len(changes) >= 3
+    assert changes[0].forecast.fits
+    assert all(each.forecast.worst.memory.total < need for each in changes)
+    # Applied, it takes what was said.
+    settings = changes[0].settings
+    applied: Forecast = pc.forecast(
+        replace(job, config=replace(config_of(known.job), **settings)), known.machine
+    )
+    assert applied.worst.memory == changes[0].forecast.worst.memory
+    assert applied.fits
+
+
+def test_memory_is_that_of_the_job_and_not_of_the_machine() -> None:
+    job = configured(gpt(dp=2), machine="mi300x")
+    one, other = pc.forecast(job), pc.forecast(job, "mi300x")
+    assert one.machine is other.machine is machine_of("mi300x")
+    assert one.worst.memory == other.worst.memory
+
+
+def run(*arguments: str) -> str:
+    done = CliRunner().invoke(cli, ["forecast", *arguments], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+SMALL = ("-D", "layers=2", "-D", "dim=32", "-D", "length=16", "-D", "dp=2")
+
+
+def test_the_command_prints_a_table_and_json(tmp_path: Path) -> None:
+    target = str(EXAMPLES / "gpt.py")
+    trace = tmp_path / "trace.json"
+    known = json.loads(
+        run(target, *SMALL, "--machine", "h100-sxm", "--json", "--trace", str(trace))
+    )
+    assert known["ranks"] == sum(each["count"] for each in known["classes"]) == 2
+    assert known["memory_bytes"]["max"] == sum(known["memory_bytes"]["by_kind"].values())
+    assert known["traffic_bytes"]["total"] == sum(known["traffic_bytes"]["by_link"].values())
+    assert known["fits"] is True
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert max(each.get("ts", 0) for each in events) * 1e-6 > known["step_seconds"]
+    assert "model FLOPs utilization" in run(target, *SMALL)
+
+
+def test_the_command_says_what_to_change(tmp_path: Path) -> None:
+    target = str(EXAMPLES / "gpt.py")
+    machine = str(small_machine(tmp_path, 300_000))
+    smallest = (*SMALL, "-D", "layers=1", "--machine", machine, "--recompute", "auto")
+    known = json.loads(run(target, *smallest, "--precision", "bfloat16", "--json"))
+    assert known["fits"] is False
+    assert known["at_peak"][0]["bytes"] >= known["at_peak"][-1]["bytes"] > 0
+    assert known["changes"]
+    text = run(target, *smallest, "--zero", "2")
+    assert "Alive when the fullest rank holds most" in text
+    assert "zero=3" in text
+
+
+def test_the_command_compares_with_a_run() -> None:
+    target = str(EXAMPLES / "gpt.py")
+    known = json.loads(run(target, *SMALL, "--check", "--check-steps", "1", "--json"))
+    assert known["error"]["memory"] == 0
+    assert known["measured"]["step_seconds"] > 0
+    assert "predicted" in run(target, *SMALL, "--check", "--check-steps", "1")
