@@ -246,8 +246,8 @@ def _slowdown(machine: Machine, ranks: int) -> float:
 def _slots_of(classes: RankClasses, register: int) -> int:
     """How many slots a register of some rank has, by the rank that stands for it."""
     rank, *fields = unpack_id(register)
-    standing = classes.classes[classes.of_rank[rank]].plan
-    known = standing.register_by_id.get(pack_register_id(standing.rank, *fields))
+    representative = classes.classes[classes.of_rank[rank]].plan
+    known = representative.register_by_id.get(pack_register_id(representative.rank, *fields))
     return 1 if known is None else known.register_count
 
 

@@ -81,7 +81,7 @@ def rank_classes(graph: BoxingTaskGraph) -> RankClasses:
 
     placements = {*(placed.op.placement for placed in graph.ops)}
 
-    def alike(ranks: list[int]) -> bool:
+    def equal_throughout(ranks: list[int]) -> bool:
         if len(ranks) == 1:
             return True
         first = tasks_of(ranks[0])
@@ -92,12 +92,12 @@ def rank_classes(graph: BoxingTaskGraph) -> RankClasses:
 
     groups: list[list[int]] = []
     for ranks in by_slice.values():
-        if alike(ranks):
+        if equal_throughout(ranks):
             groups.append(ranks)
             continue
         parts: dict[Hashable, list[int]] = {}
         for part in _grouped(ranks, lambda rank: _where(placements, rank)):
-            if alike(part):
+            if equal_throughout(part):
                 parts.setdefault(_form(tasks_of(part[0])), []).extend(part)
             else:
                 for rank in part:

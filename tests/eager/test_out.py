@@ -311,6 +311,7 @@ def test_every_function_of_tensors_takes_out():
         "compile",
         "default_generator",
         "from_local",
+        "forecast",
         "from_onnx",
         "from_jax",
         "from_torch",

@@ -67,10 +67,10 @@ def test_a_rank_that_stands_for_others_takes_their_time(name: str) -> None:
         return 1.0 + len(task.name) % 5  # type: ignore[attr-defined]
 
     whole = simulate(plans, cost, steps=2)
-    alike = simulate(simulated, cost, steps=2, stands_for=known.rank_classes.stands_for)
-    assert alike.makespan == whole.makespan
+    by_class = simulate(simulated, cost, steps=2, stands_for=known.rank_classes.stands_for)
+    assert by_class.makespan == whole.makespan
     busy = whole.busy()
-    for (rank, stream), seconds in alike.busy().items():
+    for (rank, stream), seconds in by_class.busy().items():
         assert busy[rank, stream] == seconds
     for each, forecasted in zip(known.rank_classes.classes, known.classes, strict=True):
         for rank in each.ranks:
@@ -210,7 +210,7 @@ def test_the_command_says_what_to_change(tmp_path: Path) -> None:
     assert known["changes"]
     text = run(target, *smallest, "--zero", "2")
     assert "Alive when the fullest rank holds most" in text
-    assert "zero=3" in text
+    assert "precision=bfloat16" in text
 
 
 def test_the_command_compares_with_a_run() -> None:
