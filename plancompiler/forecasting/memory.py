@@ -19,7 +19,15 @@ from plancompiler.executor.memory import ALIGNMENT
 from plancompiler.forecasting.traffic import BETWEEN, is_chunked, link_name
 from plancompiler.ir.shard import balanced_range, element_count
 from plancompiler.ir.task import unpack_id
-from plancompiler.plan.plan import CollectiveSpec, CopySpec, Plan, RegisterDesc, Task
+from plancompiler.plan.plan import (
+    CollectiveSpec,
+    ComputeSpec,
+    CopySpec,
+    Plan,
+    RegisterDesc,
+    Task,
+    exchanged,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +149,12 @@ def _receive_buffers(plan: Plan, machine: Machine, slots_of: Slots) -> int:
             remote = plan.remote_register_by_id[task.inputs[0]]
             used = element_count(remote.shape) * remote.dtype.itemsize
             add(unpack_id(remote.producer).rank, remote.id, used * slots_of(remote.id))
+        elif isinstance(task.spec, ComputeSpec) and task.spec.lanes:
+            ranks = plan.communicators[task.spec.communicator].ranks
+            for lane in exchanged(task.spec, task.inputs, task.outputs):
+                register = plan.register_by_id[lane]
+                nbytes = _used(register) * register.register_count
+                add(ranks[ranks.index(plan.rank) - 1], lane, nbytes)
         elif isinstance(task.spec, CollectiveSpec):
             for peer in plan.communicators[task.spec.communicator].ranks:
                 for register in _read_of_peers(plan, task):

@@ -202,7 +202,7 @@ def _form_of_task(graph: RankTaskGraph, task: RankTask) -> Hashable:
 
 def _form_of_spec(graph: RankTaskGraph, spec: TaskSpec) -> Hashable:
     if isinstance(spec, ComputeSpec):
-        return _shapes(spec.input_regions), _shapes(spec.output_regions)
+        return _shapes(spec.input_regions), _shapes(spec.output_regions), spec.lanes
     if isinstance(spec, CollectiveSpec):
         return len(graph.communicators[spec.communicator].ranks)
     if isinstance(spec, CopySpec):
@@ -228,4 +228,15 @@ def _peers(graph: RankTaskGraph, of_rank: Sequence[int]) -> Hashable:
         tuple(
             tuple(sorted({of_rank[rank] for rank in each.ranks})) for each in graph.communicators
         ),
+        tuple(
+            of_rank[_before(graph, task.spec)]
+            for task in graph.tasks
+            if isinstance(task.spec, ComputeSpec) and task.spec.lanes
+        ),
     )
+
+
+def _before(graph: RankTaskGraph, spec: ComputeSpec) -> int:
+    """The rank from which inputs that go round come."""
+    ranks = graph.communicators[spec.communicator].ranks
+    return ranks[ranks.index(graph.rank) - 1]

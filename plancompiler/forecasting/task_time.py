@@ -8,7 +8,7 @@ from typing import Any
 from plancompiler.costs import Machine, link_between, op_seconds, primitive_cost
 from plancompiler.costs.op_time import FREE_OPS
 from plancompiler.costs.primitive import boxes_seconds
-from plancompiler.forecasting.traffic import whole_bytes
+from plancompiler.forecasting.traffic import passed_bytes, whole_bytes
 from plancompiler.ir import DType, TensorType
 from plancompiler.ir.shard import element_count, region_shape
 from plancompiler.ir.task import TaskKind, unpack_id
@@ -33,7 +33,13 @@ class TaskTimes:
             work = self.work(plan, task, spec)
             if work is None:
                 return 0.0
-            return overhead + self._slowdown * op_seconds(self._machine, *work, spec.kind)
+            seconds = self._slowdown * op_seconds(self._machine, *work, spec.kind)
+            if spec.lanes:  # a piece travels while the one before is worked on
+                ranks = plan.communicators[spec.communicator].ranks
+                link = link_between(self._machine, ranks)
+                passing = passed_bytes(plan, task, spec) * link.per_byte
+                seconds = max(seconds, passing) + len(ranks) * link.per_message
+            return overhead + seconds
         if isinstance(spec, CollectiveSpec):
             return overhead + self._collective(plan, task, spec)
         if isinstance(spec, CopySpec):

@@ -17,7 +17,9 @@ from plancompiler.executor.comm.program import program_of
 from plancompiler.executor.comm.reduce import CHUNKED_BYTES
 from plancompiler.ir.shard import balanced_range, element_count, region_shape
 from plancompiler.ir.task import Primitive, unpack_id
-from plancompiler.plan.plan import CollectiveSpec, CopySpec, Plan, RegisterDesc, Task
+from plancompiler.ops.registry import op_def
+from plancompiler.ops.ring import sum_dtype
+from plancompiler.plan.plan import CollectiveSpec, ComputeSpec, CopySpec, Plan, RegisterDesc, Task
 
 WITHIN, BETWEEN = "within nodes", "between nodes"
 """The links of a machine."""
@@ -57,6 +59,9 @@ def _received(plan: Plan, task: Task, machine: Machine) -> Iterator[tuple[int, f
         remote = plan.remote_register_by_id[task.inputs[0]]
         nbytes = element_count(region_shape(spec.region)) * remote.dtype.itemsize
         yield unpack_id(remote.producer).rank, nbytes
+    elif isinstance(spec, ComputeSpec) and spec.lanes:
+        ranks = plan.communicators[spec.communicator].ranks
+        yield ranks[ranks.index(plan.rank) - 1], passed_bytes(plan, task, spec)
     elif isinstance(spec, CollectiveSpec):
         ranks = plan.communicators[spec.communicator].ranks
         if machine.device.type == "cpu":
@@ -65,6 +70,29 @@ def _received(plan: Plan, task: Task, machine: Machine) -> Iterator[tuple[int, f
             # A ring: what comes, comes of the member before.
             before = ranks[ranks.index(plan.rank) - 1]
             yield before, ring_bytes(plan, task, spec, machine)
+
+
+def passed_bytes(plan: Plan, task: Task, spec: ComputeSpec) -> int:
+    """What comes round to a rank in one run of an op whose inputs go round (`ops.ring`): all pieces
+    but its own, and their sums, but for those of the piece of the rank before.
+    """
+    passing = op_def(spec.kind).round
+    assert passing is not None
+    ranks = plan.communicators[spec.communicator].ranks
+    size, own = len(ranks), ranks.index(plan.rank)
+    nbytes = 0
+    for number in passing.inputs:
+        register = plan.register_by_id[task.inputs[number]]
+        extent = spec.input_shapes[number][passing.axis]
+        across = element_count(
+            [each for axis, each in enumerate(register.shape) if axis != passing.axis]
+        )
+        first, last = balanced_range(extent, size, own)
+        nbytes += (extent - (last - first)) * across * register.dtype.itemsize
+        if passing.sums:
+            first, last = balanced_range(extent, size, (own - 1) % size)
+            nbytes += (extent - (last - first)) * across * sum_dtype(register.dtype).itemsize
+    return nbytes
 
 
 def ring_bytes(plan: Plan, task: Task, spec: CollectiveSpec, machine: Machine) -> float:

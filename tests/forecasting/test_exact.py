@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import plancompiler as pc
 from plancompiler.costs.choice import FOLDER
 from plancompiler.executor.local_run import LocalWorld
 from plancompiler.forecasting import forecast
@@ -31,11 +32,27 @@ JOBS = {
     "gpt recomputed": lambda: gpt(dp=2, recompute="auto"),
     "gpt float16": lambda: gpt(dp=2, precision="float16"),
     "gpt bfloat16, three": lambda: gpt(dp=3, precision="bfloat16"),
+    "ring": lambda: ring_job(12),
+    "ring of uneven pieces": lambda: ring_job(13),
     "large reductions": lambda: configured(tower_job(mesh(3), layers=2, dim=200)),
     "large reductions of two": lambda: configured(
         tower_job(mesh(2), layers=1, dim=1500, batch=2), fuse_bytes="auto"
     ),
 }
+
+
+def ring_job(extent: int) -> Job:
+    """Attention along a sequence that three ranks share, and its gradients."""
+    placement = mesh(3)
+    with pc.job("ring") as job:
+        parts = [
+            pc.normal((1, 2, extent, 4), placement=placement).redistribute(sbp="S(2)")
+            for _ in range(3)
+        ]
+        y = pc.scaled_dot_product_attention(*parts, True, 0.7)
+        one, two, three = pc.gradients((y * y).sum(), parts)
+        pc.output("sum", (one * two * three).sum())
+    return job
 
 
 @pytest.fixture(scope="module")
