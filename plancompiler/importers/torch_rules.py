@@ -11,7 +11,9 @@ import numpy as np
 
 from plancompiler.errors import UsageError
 from plancompiler.frontend import functions as f
+from plancompiler.frontend import nn
 from plancompiler.frontend.trace import constant
+from plancompiler.importers import torch_layer_rules  # noqa: F401  # fills the table, too
 from plancompiler.importers.graph import Array
 from plancompiler.importers.rules import TORCH_RULES, define, torch_rule
 from plancompiler.ir import DType, TensorType
@@ -332,21 +334,6 @@ def _squeezed(x: Any, dims: int | Sequence[int] | None = None) -> Any:
     return f.squeeze(x, axes) if axes else x
 
 
-def _padded(x: Any, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Any:
-    if mode != "constant":
-        raise _refused("padding", mode, "'constant'")
-    low, high = [0] * x.ndim, [0] * x.ndim
-    for number in range(len(pad) // 2):
-        low[x.ndim - 1 - number], high[x.ndim - 1 - number] = pad[2 * number : 2 * number + 2]
-    if min(*low, *high) < 0:
-        stops = [extent + min(0, more) for extent, more in zip(x.shape, high, strict=True)]
-        x = f.slice(x, [max(0, -less) for less in low], stops)
-        low, high = [max(0, each) for each in low], [max(0, each) for each in high]
-    if not any(low) and not any(high):
-        return x
-    return f.pad(x, low, high, (value or 0) if x.dtype.is_floating else int(value or 0))
-
-
 def _reshaped(x: Any, shape: Sequence[int]) -> Any:
     return x if tuple(shape) == x.shape else x.reshape(list(shape))
 
@@ -405,11 +392,6 @@ define(
             [each for each in tensors if each.shape != (0,)], dim
         ),
         "aten.stack.default": lambda tensors, dim=0: f.stack(tensors, dim),
-        "aten.pad.default aten.constant_pad_nd.default": lambda x, pad, *rest: (
-            _padded(x, pad, *rest)
-            if not rest or isinstance(rest[0], str)
-            else _padded(x, pad, "constant", rest[0])
-        ),
         "aten.repeat.default": _repeated,
         "aten.repeat_interleave.self_int": lambda x, repeats, dim=None, output_size=None: (
             f.repeat_interleave(x if dim is not None else x.reshape(-1), repeats, dim or 0)
@@ -422,16 +404,6 @@ define(
         "getitem": operator.getitem,
     }
 )
-
-
-@torch_rule("aten.pixel_shuffle.default")
-def _pixel_shuffle(x: Any, upscale: int) -> Any:
-    n, channels, height, width = x.shape
-    inner = channels // upscale**2
-    apart = x.reshape([n, inner, upscale, upscale, height, width])
-    return apart.transpose([0, 1, 4, 2, 5, 3]).reshape(
-        [n, inner, height * upscale, width * upscale]
-    )
 
 
 # --- reductions -----------------------------------------------------------------------------------
@@ -683,46 +655,6 @@ def _unsqueezed_to(x: Any, axes: int) -> Any:
     return x.reshape([1] * (axes - x.ndim) + list(x.shape))
 
 
-def _affine(x: Any, shape: Sequence[int], weight: Any, bias: Any) -> tuple[Any, Any]:
-    ones = apply_source(x, "fill", shape=tuple(shape), dtype=str(x.dtype), value=1.0)
-    zeros = apply_source(x, "fill", shape=tuple(shape), dtype=str(x.dtype), value=0.0)
-    return ones if weight is None else weight, zeros if bias is None else bias
-
-
-@torch_rule("aten.layer_norm.default")
-def _layer_norm(
-    x: Any,
-    normalized_shape: Sequence[int],
-    weight: Any = None,
-    bias: Any = None,
-    eps: float = 1e-5,
-    cudnn_enable: bool = True,
-) -> Any:
-    weight, bias = _affine(x, normalized_shape, weight, bias)
-    if len(normalized_shape) == 1:
-        return f.layer_norm(x, weight, bias, eps)
-    count = math.prod(normalized_shape)
-    flat = x.reshape([*x.shape[: x.ndim - len(normalized_shape)], count])
-    return f.layer_norm(flat, weight.reshape([count]), bias.reshape([count]), eps).reshape(x.shape)
-
-
-@torch_rule("aten.rms_norm.default")
-def _rms_norm(
-    x: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None
-) -> Any:
-    if len(normalized_shape) != 1:
-        raise _refused("rms_norm", normalized_shape, "one axis")
-    weight, _ = _affine(x, normalized_shape, weight, None)
-    return f.rms_norm(x, weight, float(np.finfo(x.dtype.numpy).eps) if eps is None else eps)
-
-
-@torch_rule("aten.group_norm.default")
-def _group_norm(
-    x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *rest: Any
-) -> Any:
-    return f.group_norm(x, groups, weight, bias, eps)
-
-
 @torch_rule("aten._native_batch_norm_legit_no_training.default")
 def _batch_norm_eval(
     x: Any, weight: Any, bias: Any, mean: Any, variance: Any, momentum: float, eps: float
@@ -798,7 +730,7 @@ def _conv(
         wide = [each * (size - 1) for each, size in zip(dilation, weight.shape[2:], strict=True)]
         if any(each % 2 for each in wide):
             pads = [part for each in reversed(wide) for part in (each // 2, each - each // 2)]
-            return function(_padded(x, pads), weight, bias, stride, 0, dilation, groups)
+            return function(nn.functional.pad(x, pads), weight, bias, stride, 0, dilation, groups)
         padding = [each // 2 for each in wide]
     pads = _one_or_all(padding, axes)
     batched = x.ndim == weight.ndim
@@ -826,151 +758,11 @@ def _conv_transpose(
     return function(x, weight, bias, stride, padding, output_padding, dilation, groups)
 
 
-def _max_pool(axes: int) -> Callable[..., Any]:
-    function = (f.max_pool1d, f.max_pool2d, f.max_pool3d)[axes - 1]
-
-    def rule(
-        x: Any,
-        kernel: Any,
-        stride: Any = None,
-        padding: Any = 0,
-        dilation: Any = 1,
-        ceil_mode: bool = False,
-    ) -> Any:
-        if ceil_mode:
-            raise _refused("pooling", "ceil_mode=True", "ceil_mode=False")
-        kernel = _one_or_all(kernel, axes)
-        stride = _one_or_all(stride, axes) if stride else kernel
-        return function(x, kernel, stride, _one_or_all(padding, axes), _one_or_all(dilation, axes))
-
-    return rule
-
-
-def _avg_pool(axes: int) -> Callable[..., Any]:
-    function = (f.avg_pool1d, f.avg_pool2d, f.avg_pool3d)[axes - 1]
-
-    def rule(
-        x: Any,
-        kernel: Any,
-        stride: Any = None,
-        padding: Any = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> Any:
-        if ceil_mode or divisor_override is not None:
-            raise _refused("pooling", (ceil_mode, divisor_override), "ceil_mode=False")
-        kernel = _one_or_all(kernel, axes)
-        stride = _one_or_all(stride, axes) if stride else kernel
-        return function(x, kernel, stride, _one_or_all(padding, axes), count_include_pad)
-
-    return rule
-
-
 for _number in (1, 2, 3):
     torch_rule(f"aten.conv{_number}d.default", f"aten.conv{_number}d.padding")(_conv)
     torch_rule(f"aten.conv_transpose{_number}d.default", f"aten.conv_transpose{_number}d.input")(
         _conv_transpose
     )
-    torch_rule(f"aten.max_pool{_number}d.default")(_max_pool(_number))
-    torch_rule(f"aten.avg_pool{_number}d.default")(_avg_pool(_number))
-define(
-    {
-        "aten.adaptive_avg_pool1d.default": f.adaptive_avg_pool1d,
-        "aten.adaptive_avg_pool2d.default": f.adaptive_avg_pool2d,
-        "aten.adaptive_avg_pool3d.default": f.adaptive_avg_pool3d,
-    }
-)
-
-# --- losses ---------------------------------------------------------------------------------------
-
-_REDUCTIONS = ("none", "mean", "sum")
-"""By PyTorch's numbers."""
-
-
-def _classes_last(x: Any) -> Any:
-    """[n, classes, ...] as [n, ..., classes]."""
-    return x if x.ndim < 3 else x.transpose([0, *range(2, x.ndim), 1])
-
-
-def _mean_of_counted(losses: Any, labels: Any, ignored: int) -> Any:
-    """The mean over the positions whose label is not ignored; of none it is not a number."""
-    return losses.sum() / labels.not_equal(ignored).cast(losses.dtype).sum()
-
-
-@torch_rule("aten.cross_entropy_loss.default")
-def _cross_entropy(
-    logits: Any,
-    labels: Any,
-    weight: Any = None,
-    reduction: int = 1,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-) -> Any:
-    if weight is not None:
-        raise _refused("cross entropy", "weights of classes", "none")
-    logits = _classes_last(logits)
-    if labels.dtype.is_floating:
-        share = label_smoothing / logits.shape[-1]
-        target = _classes_last(labels) * (1 - label_smoothing) + share
-        losses = -(target * f.log_softmax(logits, -1)).sum(-1)
-        return _reduced(losses, reduction)
-    losses = f.cross_entropy(logits, labels, "none", ignore_index)
-    if label_smoothing:
-        counted = labels.not_equal(ignore_index).cast(logits.dtype)
-        smooth = -f.log_softmax(logits, -1).mean(-1) * counted
-        losses = losses * (1 - label_smoothing) + smooth * label_smoothing
-    if _REDUCTIONS[reduction] == "mean":
-        return _mean_of_counted(losses, labels, ignore_index)
-    return _reduced(losses, reduction)
-
-
-@torch_rule("aten.nll_loss_nd.default", "aten.nll_loss.default", "aten.nll_loss2d.default")
-def _nll_loss(
-    x: Any, labels: Any, weight: Any = None, reduction: int = 1, ignore_index: int = -100
-) -> Any:
-    if weight is not None:
-        raise _refused("nll loss", "weights of classes", "none")
-    losses = f.nll_loss(_classes_last(x), labels, "none", ignore_index)
-    if _REDUCTIONS[reduction] == "mean":
-        return _mean_of_counted(losses, labels, ignore_index)
-    return _reduced(losses, reduction)
-
-
-def _reduced(losses: Any, reduction: int) -> Any:
-    name = _REDUCTIONS[reduction]
-    return losses if name == "none" else losses.mean() if name == "mean" else losses.sum()
-
-
-def _loss(function: Callable[..., Any]) -> Callable[..., Any]:
-    def rule(x: Any, target: Any, reduction: int = 1, *more: float) -> Any:
-        if x.shape != target.shape:
-            shape = np.broadcast_shapes(x.shape, target.shape)
-            x, target = _expanded(x, shape), _expanded(target, shape)
-        return function(x, target, *more, reduction=_REDUCTIONS[reduction])
-
-    return rule
-
-
-define(
-    {
-        "aten.mse_loss.default": _loss(f.mse_loss),
-        "aten.l1_loss.default": _loss(f.l1_loss),
-        "aten.smooth_l1_loss.default": _loss(f.smooth_l1_loss),
-        "aten.huber_loss.default": _loss(f.huber_loss),
-    }
-)
-
-
-@torch_rule("aten.binary_cross_entropy_with_logits.default")
-def _bce_with_logits(
-    x: Any, target: Any, weight: Any = None, pos_weight: Any = None, reduction: int = 1
-) -> Any:
-    if weight is not None or pos_weight is not None:
-        raise _refused("binary cross entropy", "weights", "none")
-    return f.binary_cross_entropy_with_logits(x, target, _REDUCTIONS[reduction])
-
-
 # --- indices --------------------------------------------------------------------------------------
 
 

@@ -13,41 +13,11 @@ import math
 from typing import Any, ClassVar
 
 from plancompiler.errors import AttributeValueError, ShapeError, UsageError
-from plancompiler.frontend.functions.linear import linear
-from plancompiler.frontend.functions.shape import concat, stack
-from plancompiler.frontend.nn import functional
+from plancompiler.frontend.nn.functional import recurrence
 from plancompiler.frontend.nn.module import Module, Parameter
 from plancompiler.ir import AttrValue, DType
-from plancompiler.ops.registry import apply
 
-
-class _Direction:
-    """The parameters of one layer in one direction, which its module owns."""
-
-    def __init__(self, module: Module, suffix: str) -> None:
-        def value(name: str) -> Any:
-            parameter = getattr(module, f"{name}{suffix}", None)
-            return None if parameter is None else parameter.value
-
-        self.of_input, self.of_state = value("weight_ih"), value("weight_hh")
-        self.bias_input, self.bias_state = value("bias_ih"), value("bias_hh")
-
-
-def _run(
-    kind: str, given: _Direction, x: Any, states: list[Any], attrs: dict[str, AttrValue]
-) -> Any:
-    """The states of all steps of x [t, n, in] (of `lstm` also the cells)."""
-    if kind == "gru":
-        bias = given.bias_state
-        if bias is None:
-            weight = given.of_state
-            bias = weight._full(weight.shape[:1], weight.dtype, 0.0)  # noqa: SLF001  # what every tensor has
-        gates = linear(x, given.of_input, given.bias_input)
-        return apply("gru", gates, given.of_state, bias, *states, **attrs)[0]
-    bias = None if given.bias_input is None else given.bias_input + given.bias_state
-    gates = linear(x, given.of_input, bias)
-    made = apply(kind, gates, given.of_state, *states, **attrs)
-    return made[:2] if kind == "lstm" else made
+_NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
 class _Weights(Module):
@@ -67,6 +37,10 @@ class _Weights(Module):
             shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
         for name, shape in shapes.items():
             setattr(self, name + suffix, Parameter(shape, dtype, "uniform", (-bound, bound)))
+
+    def _values(self, suffix: str) -> list[Any]:
+        named = (getattr(self, name + suffix, None) for name in _NAMES)
+        return [None if each is None else each.value for each in named]
 
 
 def _check(name: str, **sizes: int) -> None:
@@ -115,40 +89,6 @@ class _Recurrent(_Weights):
     def _suffixes(self, layer: int) -> list[str]:
         return [f"_l{layer}", f"_l{layer}_reverse"][: self.directions]
 
-    def _layers(self, x: Any, states: list[Any]) -> tuple[Any, list[Any]]:
-        """Outputs of the last layer for x [t, n, in], and last states, each kind of state as
-        [layers directions, n, hidden].
-        """
-        count = self.num_layers * self.directions
-        wanted = (count, x.shape[1], self.hidden_size)
-        for state in states:
-            if state.shape != wanted:
-                raise ShapeError("first states do not fit", got=state.shape, expected=wanted)
-        zeros = _zeros(x, wanted[1:])
-        kinds = 2 if self._kind == "lstm" else 1
-        last: list[list[Any]] = [[] for _ in range(kinds)]
-        for layer in range(self.num_layers):
-            if layer and self.dropout and self.training:
-                x = functional.dropout(x, self.dropout)
-            outputs = []
-            for direction, suffix in enumerate(self._suffixes(layer)):
-                place = layer * self.directions + direction
-                first = [state[place] for state in states] or [zeros] * kinds
-                made = _run(
-                    self._kind,
-                    _Direction(self, suffix),
-                    x,
-                    first,
-                    {**self._attrs, "reverse": direction == 1},
-                )
-                every = made if kinds == 2 else (made,)
-                outputs.append(every[0])
-                end = 0 if direction else x.shape[0] - 1
-                for kept, each, begun in zip(last, every, first, strict=True):
-                    kept.append(each[end] if x.shape[0] else begun)
-            x = outputs[0] if len(outputs) == 1 else concat(outputs, 2)
-        return x, [stack(each, 0) for each in last]
-
     def _forward(self, x: Any, states: list[Any]) -> tuple[Any, list[Any]]:
         single = x.ndim == 2
         if x.ndim not in (2, 3) or x.shape[-1] != self.input_size:
@@ -164,7 +104,15 @@ class _Recurrent(_Weights):
             states = [each.reshape((each.shape[0], 1, *each.shape[1:])) for each in states]
         elif self.batch_first:
             x = x.transpose((1, 0, 2))
-        made, last = self._layers(x, states)
+        weights = [
+            self._values(suffix)
+            for layer in range(self.num_layers)
+            for suffix in self._suffixes(layer)
+        ]
+        rate = self.dropout if self.training else 0.0
+        made, last = recurrence.layers(
+            self._kind, x, states, weights, self.directions, rate, **self._attrs
+        )
         if single:
             made = made.reshape((made.shape[0], made.shape[2]))
             last = [each.reshape((each.shape[0], each.shape[2])) for each in last]
@@ -271,10 +219,10 @@ class _Cell(_Weights):
         kinds = 2 if self._kind == "lstm" else 1
         states = states or [_zeros(x, (rows, self.hidden_size))] * kinds
         states = [each.reshape((rows, self.hidden_size)) for each in states]
-        made = _run(
-            self._kind, _Direction(self, ""), x.reshape((1, rows, x.shape[-1])), states, self._attrs
+        row = x.reshape((1, rows, x.shape[-1]))
+        every = recurrence.direction(
+            self._kind, row, states, self._values(""), False, **self._attrs
         )
-        every = made if kinds == 2 else (made,)
         return [each[0, 0] if single else each[0] for each in every]
 
 

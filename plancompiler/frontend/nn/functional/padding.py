@@ -60,7 +60,7 @@ def pad(
     if mode != "constant" or not any(max(each) > 0 for each in amounts.values()):
         return x
     pairs = [amounts.get(axis, (0, 0)) for axis in range(x.ndim)]
-    number = 0 if value is None else value
+    number = 0 if value is None else value if x.dtype.is_floating else int(value)
     return pad_all(
         x, [max(0, each[0]) for each in pairs], [max(0, each[1]) for each in pairs], number
     )
