@@ -7,10 +7,10 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
 import plancompiler as pc
 from plancompiler.eager import spawn
+from tests.importers.models import torch
 
 pytestmark = [
     pytest.mark.slow,
