@@ -198,7 +198,7 @@ define(
     }
 )
 
-# --- norms, bags of rows, and products -------------------------------------------------------------------
+# --- norms, bags of rows, and products ------------------------------------------------------------
 
 
 def _embedding_bag(
