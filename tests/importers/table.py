@@ -58,7 +58,7 @@ def stages_pattern(model: pc.nn.Module) -> str:
     return f"{min(several, key=lambda name: name.count('.'))}.*"
 
 
-def counted_alike(example: dict[str, Any]) -> dict[str, Any]:
+def labelled_everywhere(example: dict[str, Any]) -> dict[str, Any]:
     """The example with a label everywhere, so that all micro-batches count alike."""
     labels = example.get("labels")
     return example if labels is None else {**example, "labels": labels.clamp(min=0)}
@@ -101,7 +101,7 @@ class Model:
 
     def pipeline(self) -> None:
         """Two stages of two ranks each, and two micro-batches."""
-        example = counted_alike(self.example)
+        example = labelled_everywhere(self.example)
         wanted = reference(self.module, example)
         layout = pc.layouts.stages(self.model, stages_pattern(self.model), "pp")
         model = self.model.place(STAGES, layout)
@@ -178,8 +178,8 @@ state of dp 2 × tp 2; `modes` says that all four compile modes give the same pl
 the code of an error, or `no` for other numbers.
 """
 END = """
-The loss of CLIP compares every image with every text of the batch, so that the losses of
-micro-batches are others by what they are.
+E128: the loss of CLIP compares every image with every text of the batch, so that micro-batches
+would compute something else, and are refused.
 """
 
 
