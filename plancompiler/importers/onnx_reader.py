@@ -15,6 +15,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from os import PathLike
@@ -46,6 +47,8 @@ OLDEST_OPSET, NEWEST_OPSET = 7, 28
 """Opsets of the standard's operators whose meaning the rules have."""
 _MAX_CONSTANT = 1 << 27
 """Elements of a value that is computed while a model is read."""
+_MAX_INPUT = 1 << 36
+"""Elements of an input."""
 _MAX_NODES = 200_000
 """Nodes of a graph, its loops unrolled."""
 _SMALL = 4096
@@ -113,7 +116,33 @@ def from_onnx(
     """
     onnx = _onnx()
     proto, folder, label = _proto(onnx, model)
-    source = _Source(onnx, proto, folder, label)
+    with _reading(label):
+        return _model(
+            _Source(onnx, proto, folder, label), example, shapes, batch, constants, trainable
+        )
+
+
+@contextmanager
+def _reading(label: str) -> Iterator[None]:
+    """What a damaged file raises, as an error that says so."""
+    try:
+        yield
+    except _MALFORMED as error:
+        raise ModelImportError(
+            "an ONNX model is not as the standard says",
+            source=user_line(),
+            got=f"{label}: {_first_lines(error)}",
+        ) from None
+
+
+def _model(
+    source: _Source,
+    example: Any,
+    shapes: Mapping[str, Sequence[int]] | None,
+    batch: str | Sequence[str] | None,
+    constants: Mapping[str, Any] | None,
+    trainable: str | Sequence[str] | None,
+) -> ImportedModel:
     given = _given_shapes(source, example, shapes or {})
     free = _free_axes(source, batch, given)
     known = {name: np.asarray(value) for name, value in (constants or {}).items()}
@@ -129,7 +158,7 @@ def from_onnx(
     graph, training = _Reader(source, known, given, tensors, names).graph()
     template = {name: Ref(name) for name in graph.inputs}
     made = ImportedModel(
-        proto.graph.name or "Model",
+        source.proto.graph.name or "Model",
         graph,
         ONNX_RULES,
         Arguments(template, graph.inputs),
@@ -143,7 +172,8 @@ def from_onnx(
                 name: tuple(size if free.get(name) == at else e for at, e in enumerate(shape))
                 for name, shape in given.items()
             }
-            return _Reader(source, known, resized, tensors, names).graph()[0]
+            with _reading(source.label):
+                return _Reader(source, known, resized, tensors, names).graph()[0]
 
         made.free(dict(free), traced)
     return made
@@ -606,6 +636,8 @@ class Scope:
     """Of the call of a function whose body this is."""
     path: str = ""
     """Of the nodes around it, before the names of its own."""
+    depth: int = 0
+    """How many functions and graphs are around it."""
     outer: Scope | None = None
 
     def __getitem__(self, name: str) -> Any:
@@ -617,6 +649,20 @@ class Scope:
         raise KeyError(name)
 
 
+_MALFORMED = (
+    AttributeError,
+    IndexError,
+    KeyError,
+    MemoryError,
+    OverflowError,
+    RecursionError,
+    RuntimeError,
+    StopIteration,
+    TypeError,
+    ValueError,
+    ZeroDivisionError,
+)
+"""What reading a node raises that has not the attributes and inputs of its operator."""
 MISSING = object()
 """The value of an operator without a rule."""
 
@@ -683,6 +729,12 @@ class _Reader:
                 shape = tuple(int(each) for each in axes)
             if shape is None:
                 open_axes[name] = axes
+            elif math.prod(shape) > _MAX_INPUT:
+                raise ModelImportError(
+                    "an input of the model is too large",
+                    got=f"{name} {list(shape)}",
+                    expected=f"at most {_MAX_INPUT} elements",
+                )
             else:
                 inputs[self._new(name)] = TensorType(shape, ONNX_DTYPES[number])
         if open_axes:
@@ -787,6 +839,13 @@ class _Reader:
                 if error.report.source is not None:
                     raise
                 raise error.at(op=f"{where} ({node.op_type})", source=line) from None
+            except _MALFORMED as error:
+                raise ModelImportError(
+                    "a node of the model is not as the standard says",
+                    op=f"{where} ({node.op_type})",
+                    source=line,
+                    got=_first_lines(error),
+                ) from None
 
     def _read(self, node: Any, scope: Scope, where: str, line: SourceLine) -> None:
         inputs = [self._value(name, scope) if name else None for name in node.input]
@@ -854,15 +913,19 @@ class _Reader:
         if not domain and operator == "Constant":
             return [self._constant(attributes)]
         arrays = all(each is None or isinstance(each, np.ndarray) for each in inputs)
-        types = self._inferred(node, domain, version, inputs, scope)
         if arrays and operator not in _DRAWS and not domain:
+            types = self._inferred(node, domain, version, inputs, scope)
             return self._computed(node, inputs, scope, types)
         target = rule_of(domain, operator, version)
         if not domain and operator in _OF_VALUES:
             raise _of_values(inputs)
         if target is not None:
-            made = self._traced(target, inputs, attributes, outputs, line, types)
+            made = self._traced(target, inputs, attributes, outputs, line)
             if made is not None:
+                # Only now: the inference of types fails hard on axes that no tensor has.
+                types = self._inferred(node, domain, version, inputs, scope)
+                for output, value in zip(outputs, made, strict=True):
+                    self._compare(output, value, types)
                 return made
         body = self._body(node, domain, version, inputs, scope)
         if body is not None:
@@ -881,7 +944,8 @@ class _Reader:
     def inner(self, scope: Scope, values: Mapping[str, Any], graph: Any, path: str) -> list[Any]:
         """The outputs of a graph inside of a node, which sees the values around it."""
         own = {each.name: self._source.tensor(each) for each in graph.initializer}
-        inside = Scope({**own, **values}, scope.opsets, scope.attributes, path, scope)
+        depth = self._deeper(scope)
+        inside = Scope({**own, **values}, scope.opsets, scope.attributes, path, depth, scope)
         self.read(_needed_in(graph), inside)
         return [self._value(each.name, inside) for each in graph.output]
 
@@ -909,6 +973,14 @@ class _Reader:
 
     def _checked(self, node: Any, scope: Scope) -> None:
         """ModelImportError for a node that has not the attributes and inputs of its operator."""
+        for attribute in node.attribute:
+            if attribute.name in _AXES and any(
+                not -_MAX_AXES <= each < _MAX_AXES for each in (attribute.i, *attribute.ints)
+            ):
+                raise ModelImportError(
+                    "an operator has an axis that no tensor has",
+                    got=f"{attribute.name} {list(attribute.ints) or attribute.i}",
+                )
         if any(True for _ in _subgraphs(node)) or any(e.ref_attr_name for e in node.attribute):
             return
         checker = self._onnx.checker
@@ -1058,7 +1130,6 @@ class _Reader:
         attributes: Mapping[str, Any],
         outputs: Sequence[str],
         line: SourceLine,
-        types: Mapping[str, Any],
     ) -> list[Any] | None:
         """The results of an operator with a rule; None where the rule leaves this form of it to the
         standard's own description."""
@@ -1077,7 +1148,7 @@ class _Reader:
         first = Node(self._new(name), target, args, kwargs, (), line)
         try:
             result = self._run.compute(first)
-        except (TypeError, ValueError, IndexError, KeyError, ZeroDivisionError) as error:
+        except _MALFORMED as error:
             raise ModelImportError(
                 "the rule of an operator cannot take this form of it",
                 got=f"{type(error).__name__}: {error}"[:300],
@@ -1087,9 +1158,8 @@ class _Reader:
         if isinstance(result, tuple):
             kinds = tuple(None if each is None else _type(each) for each in result)
             self._nodes.append(replace(first, types=kinds))
-            return self._parts(first, result, outputs, line, types)
+            return self._parts(first, result, outputs, line)
         self._nodes.append(replace(first, types=(_type(result),)))
-        self._compare(outputs[0], result, types)
         return [Ref(first.name)]
 
     def _parts(
@@ -1098,7 +1168,6 @@ class _Reader:
         result: tuple[Any, ...],
         outputs: Sequence[str],
         line: SourceLine,
-        types: Mapping[str, Any],
     ) -> list[Any]:
         parts: list[Any] = []
         for at, output in enumerate(outputs):
@@ -1109,7 +1178,6 @@ class _Reader:
                 raise ModelImportError(
                     "the rule of an operator does not make this result", got=f"number {at + 1}"
                 )
-            self._compare(output, result[at], types)
             part = Node(
                 self._new(output), "getitem", (Ref(node.name), at), {}, (_type(result[at]),), line
             )
@@ -1118,11 +1186,12 @@ class _Reader:
             parts.append(Ref(part.name))
         return parts
 
-    def _compare(self, output: str, tensor: Any, types: Mapping[str, Any]) -> None:
+    def _compare(self, output: str, value: Any, types: Mapping[str, Any]) -> None:
         """ModelImportError where the standard's inference says something else."""
         kind = types.get(output)
-        if kind is None or not kind.HasField("tensor_type"):
+        if not isinstance(value, Ref) or kind is None or not kind.HasField("tensor_type"):
             return
+        tensor = self._run.value(value.name)
         said = kind.tensor_type
         extents = [
             each.dim_value if each.HasField("dim_value") else None for each in said.shape.dim
@@ -1181,6 +1250,14 @@ class _Reader:
         body.ParseFromString(content)
         return body
 
+    def _deeper(self, scope: Scope) -> int:
+        if scope.depth >= _MAX_DEPTH:
+            raise ModelImportError(
+                "functions of the model call each other too often, or without an end",
+                got=f"{scope.depth} in each other",
+            )
+        return scope.depth + 1
+
     def _called(
         self,
         function: Any,
@@ -1192,8 +1269,6 @@ class _Reader:
         where: str,
     ) -> list[Any]:
         """The results of a function's body."""
-        if where.count("/") > _MAX_DEPTH:
-            raise ModelImportError("functions of the model call each other without an end")
         given = [*inputs, *[None] * (len(function.input) - len(inputs))]
         defaults = {each.name: self._attribute(each, scope) for each in function.attribute_proto}
         inner = Scope(
@@ -1201,6 +1276,7 @@ class _Reader:
             opsets,
             {**defaults, **attributes},
             f"{where}/",
+            self._deeper(scope),
         )
         pairs = list(zip(function.output, outputs, strict=False))
         self.read(_needed(function.node, (name for name, wanted in pairs if wanted)), inner)
@@ -1245,7 +1321,21 @@ class _Reader:
 
 _ADDED_OPSET = 18
 """Of operators that a reading adds."""
-_MAX_DEPTH = 200
+_AXES = frozenset(
+    [
+        "axes",
+        "axis",
+        "batch_axis",
+        "batch_dims",
+        "perm",
+        "scan_input_axes",
+        "scan_output_axes",
+        "time_axis",
+    ]
+)
+"""Attributes that name axes."""
+_MAX_AXES = 64
+_MAX_DEPTH = 50
 """Functions that call functions."""
 _LISTED = 3
 """Places that an error shows for each operator without a rule."""
