@@ -409,7 +409,7 @@ class _Source:
         uses = self.uses.get(name, ())
         if dtype is None or not dtype.is_floating or not uses or not math.prod(shape):
             return False
-        if math.prod(shape) == 1 and all(op in _OF_ELEMENTS for op, _ in uses):
+        if math.prod(shape) == 1 and not any(op in _LAYERS for op, _ in uses):
             return False
         if all(self._reads_value(op, at) for op, at in uses):
             return False
@@ -422,32 +422,26 @@ class _Source:
         return target is not None and at in ONNX_RULES[target].known
 
 
-_OF_ELEMENTS = frozenset(
+_LAYERS = frozenset(
     [
-        "Add",
-        "Sub",
-        "Mul",
-        "Div",
-        "Pow",
-        "Max",
-        "Min",
-        "Mod",
-        "Clip",
-        "Where",
-        "Equal",
-        "Less",
-        "Greater",
-        "LessOrEqual",
-        "GreaterOrEqual",
-        "Cast",
-        "QuantizeLinear",
-        "DequantizeLinear",
-        "Reshape",
-        "Unsqueeze",
-        "Expand",
+        "BatchNormalization",
+        "Conv",
+        "ConvTranspose",
+        "Einsum",
+        "GRU",
+        "Gather",
+        "Gemm",
+        "GroupNormalization",
+        "InstanceNormalization",
+        "LSTM",
+        "LayerNormalization",
+        "MatMul",
+        "PRelu",
+        "RMSNormalization",
+        "RNN",
     ]
 )
-"""Operators beside which one number is no weight of a layer."""
+"""Operators that read weights. One number beside any other operator is no parameter."""
 
 
 def _opsets(imports: Iterable[Any]) -> dict[str, int]:
@@ -912,6 +906,11 @@ class _Reader:
             return [self._extents(operator, inputs[0], attributes)]
         if not domain and operator == "Constant":
             return [self._constant(attributes)]
+        if operator == "CastLike" and not domain and isinstance(inputs[0], np.ndarray):
+            # Only the dtype of the other input counts, which is known.
+            to = self.type_proto(inputs[1]).tensor_type.elem_type
+            cast = ("Cast", inputs[:1], {"to": to}, outputs)
+            return self.results("", *cast, scope, where, line)
         arrays = all(each is None or isinstance(each, np.ndarray) for each in inputs)
         if arrays and operator not in _DRAWS and not domain:
             types = self._inferred(node, domain, version, inputs, scope)

@@ -123,7 +123,7 @@ def _difference(case: Any, ours: Any, theirs: Any) -> str:
     return "" if close else f"{ours.reshape(-1)[:4]} instead of {theirs.reshape(-1)[:4]}"
 
 
-_REASONS = (
+REASONS = (
     (
         "dtypes that tensors do not have: strings, 8-bit floats, 4-bit and 2-bit numbers",
         r"dtype that tensors do not have|knows no dtype",
@@ -138,7 +138,7 @@ _REASONS = (
 
 def reason(why: str) -> str:
     """The kind of a refusal."""
-    return next((name for name, pattern in _REASONS if re.search(pattern, why)), "other forms")
+    return next((name for name, pattern in REASONS if re.search(pattern, why)), "other forms")
 
 
 def main() -> None:
