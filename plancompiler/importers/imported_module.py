@@ -44,24 +44,6 @@ class ImportedModule(Module):
         return super().__repr__().replace(type(self).__name__, self.author_class, 1)
 
 
-RESERVED_NAMES = frozenset(
-    [
-        "_exported",
-        "_graphs",
-        "_traced",
-        "arguments",
-        "author_class",
-        "graph",
-        "parent",
-        "rules",
-        "tensors",
-        "training",
-        *dir(ImportedModule),
-    ]
-)
-"""Names that a parameter of an imported model cannot have, as its module has them already."""
-
-
 class ImportedModel(ImportedModule):
     """An imported model. Calling it takes the arguments of the example, by position or keyword, and
     returns what the original returns.
@@ -159,6 +141,12 @@ class ImportedModel(ImportedModule):
                 hint="call module.train() or module.eval() on the original and import it again",
             )
         return super().train(training)
+
+
+def reserved_names() -> frozenset[str]:
+    """Names that no parameter of an imported model can have, as its module has them already."""
+    empty = ImportedModel("", Graph({}, {}, {}, (), ()), {}, Arguments({}, {}), {}, False)
+    return frozenset([*dir(empty), *vars(empty)])
 
 
 def _assign(state: Value, new: Value) -> None:

@@ -29,10 +29,10 @@ from plancompiler.frontend.nn.module import Buffer, Parameter
 from plancompiler.frontend.trace import JobBuilder, source_tensor
 from plancompiler.importers.graph import Array, Fields, Graph, Node, Ref, live_nodes
 from plancompiler.importers.imported_module import (
-    RESERVED_NAMES,
     Arguments,
     GraphRun,
     ImportedModel,
+    reserved_names,
 )
 from plancompiler.importers.onnx_control import STRUCTURE, Call
 from plancompiler.importers.onnx_rules import ONNX_DTYPES
@@ -512,10 +512,10 @@ def _attribute_names(names: Sequence[str]) -> dict[str, str]:
         for count in range(1, name.count(".") + 1)
     }
     made: dict[str, str] = {}
-    taken = set(names)
+    taken, reserved = set(names), reserved_names()
     for name in names:
         parts = name.split(".")
-        if all(parts) and name not in beginnings and not RESERVED_NAMES.intersection(parts):
+        if all(parts) and name not in beginnings and not reserved.intersection(parts):
             made[name] = name
             continue
         flat = "initializer_" + name.replace(".", "_")

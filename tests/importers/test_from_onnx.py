@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 import plancompiler as pc
 from plancompiler.cli.program import cli
-from plancompiler.errors import FeedError, ModelImportError, UsageError
-from plancompiler.importers.imported_module import RESERVED_NAMES, ImportedModel
+from plancompiler.errors import FeedError, ModelImportError, ShapeError, UsageError
+from plancompiler.importers.imported_module import ImportedModel, reserved_names
 
 onnx = pytest.importorskip("onnx")
 helper, numpy_helper = onnx.helper, onnx.numpy_helper
@@ -158,7 +158,7 @@ def test_names_that_modules_have_already_are_changed():
     x = np.ones(2, np.float32)
     np.testing.assert_allclose(called(model, x).numpy(), x + sum(weights.values()), rtol=1e-5)
     own = set(vars(model)) - {name.split(".")[0] for name, _ in model.named_parameters()}
-    assert own <= RESERVED_NAMES
+    assert own <= reserved_names()
 
 
 def test_conditions_loops_and_functions_are_resolved():
@@ -215,7 +215,7 @@ def test_conditions_loops_and_functions_are_resolved():
 def test_errors_and_lines_name_the_nodes(tmp_path):
     wide = [node("Identity", "x", "a"), node("MatMul", "a w", "y", "/blocks.0/fc/MatMul")]
     weights = {"w": np.ones((5, 2), np.float32)}
-    with pytest.raises(ModelImportError, match=r"does not fit.*model\[/blocks.0/fc/MatMul\]:2"):
+    with pytest.raises(ShapeError, match=r"inner extents.*model\[/blocks.0/fc/MatMul\]:2"):
         pc.from_onnx(proto(wide, [info("x", [3, 4])], ["y"], weights))
     model = pc.from_onnx(proto(wide, [info("x", [3, 5])], ["y"], weights)).place(ONE)
     with pc.job("lines") as job:
