@@ -23,6 +23,7 @@ from plancompiler.importers.stablehlo import (
     HloFunction,
     HloOp,
     HloProgram,
+    Sharding,
     parsed_attribute,
     parsed_mesh,
     parsed_sharding,
@@ -69,6 +70,13 @@ def from_jax(
     if isinstance(function, (str, bytes, bytearray)):
         content = function if isinstance(function, str) else bytes(function)
         return reader.of_module(content, example, parameters)
+    if not callable(function):
+        raise UsageError(
+            "from_jax takes a function of arrays",
+            source=user_line(),
+            got=type(function).__name__,
+            expected="a function, an Exported or its bytes, or StableHLO as text, bytecode or file",
+        )
     return reader.traced(function, example, parameters)
 
 
@@ -139,7 +147,7 @@ class _Jax:
     def of_exported(self, exported: Any, example: Sequence[Any], parameters: Any) -> ImportedModel:
         """The module of what `jax.export` has exported."""
         jax = self.jax
-        program = self.parsed(exported.mlir_module_serialized)
+        program = _with_unused(self.parsed(exported.mlir_module_serialized), exported)
         kinds = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in exported.in_avals]
         args, kwargs = jax.tree_util.tree_unflatten(exported.in_tree, kinds)
         if example and jax.tree_util.tree_structure((tuple(example), {})) != exported.in_tree:
@@ -151,17 +159,15 @@ class _Jax:
             )
         every = [*(example or args), *kwargs.values()]
         sizes = [len(jax.tree_util.tree_leaves(each)) for each in every]
-        labels = dict(zip(exported.module_kept_var_idx, program.main.labels, strict=True))
+        labels = program.main.labels
         names, at = [], 0
         for number, size in enumerate(sizes):
-            known = (labels[each] for each in range(at, at + size) if labels.get(each))
-            base = re.match(r"\w+", next(known, ""))
+            base = re.match(r"\w+", next(filter(None, labels[at : at + size]), ""))
             names.append(base[0] if base else f"argument_{number}")
             at += size
         names[len(names) - len(kwargs) :] = list(kwargs)
-        kept = frozenset(exported.module_kept_var_idx)
         name = str(exported.fun_name)
-        return self._model(program, names, every, parameters, exported.out_tree, name, kept)
+        return self._model(program, names, every, parameters, exported.out_tree, name)
 
     def of_module(
         self, module: str | bytes, example: Sequence[Any], parameters: Any
@@ -213,6 +219,8 @@ class _Jax:
         for name in ("chlo", "sdy"):
             importlib.import_module(f"jaxlib.mlir.dialects.{name}").register_dialect(context)
         stablehlo.register_dialect(context)
+        # What it says of broken programs is part of the error that is raised.
+        context.attach_diagnostic_handler(lambda diagnostic: True)
         try:
             if isinstance(module, str):
                 return self.program(ir.Module.parse(module, context))
@@ -236,25 +244,18 @@ class _Jax:
         parameters: Any,
         out_tree: Any,
         name: str,
-        kept: frozenset[int] | None = None,
     ) -> ImportedModel:
-        """`kept` has the numbers of the arrays that the program takes: others are not used."""
         jax = self.jax
         chosen = _parameters(jax, names, example, parameters)
         made: list[Leaf] = []
         template: dict[str, Any] = {}
         seen: set[str] = set()
-        count = 0
         for number, (argument, value) in enumerate(zip(names, example, strict=True)):
             leaves, structure = jax.tree_util.tree_flatten_with_path(value)
             stand_ins: list[Any] = []
             for path, leaf in leaves:
                 if not _is_array(leaf):
                     stand_ins.append(leaf)
-                    continue
-                count += 1
-                if kept is not None and count - 1 not in kept:
-                    stand_ins.append(None)
                     continue
                 inner = _dotted(path)
                 if number in chosen:
@@ -300,6 +301,25 @@ def _call_primitive(target: str) -> Any:
 
     importlib.import_module("jax.interpreters.mlir").register_lowering(primitive, lowered)
     return primitive
+
+
+def _with_unused(program: HloProgram, exported: Any) -> HloProgram:
+    """The program with the arguments that JAX has left out, as it does not use them."""
+    main, kept = program.main, exported.module_kept_var_idx
+    count = len(exported.in_avals)
+    numbers = [-1 - at for at in range(count)]
+    types: list[Any] = [
+        TensorType(tuple(each.shape), DType.parse(str(each.dtype))) if at not in kept else None
+        for at, each in enumerate(exported.in_avals)
+    ]
+    labels = [""] * count
+    shardings: list[Sharding | None] = [None] * count
+    for at, place in enumerate(kept):
+        numbers[place], types[place] = main.body.arguments[at], main.types[at]
+        labels[place], shardings[place] = main.labels[at], main.shardings[at]
+    body = HloBlock(tuple(numbers), main.body.ops)
+    whole = HloFunction(main.name, body, tuple(types), tuple(labels), tuple(shardings))
+    return HloProgram({**program.functions, main.name: whole}, program.meshes)
 
 
 def _is_array(value: Any) -> bool:

@@ -335,6 +335,9 @@ class _Reading:
             folded = self._folded(target, operands, attrs, types)
             if folded is not None:
                 return folded
+        unchanged = _unchanged(target, operands)
+        if unchanged is not None:
+            return [unchanged]
         if len(types) == 1:
             return [self._node(target, operands, attrs, types, source)]
         whole = self._node(target, operands, attrs, types, source)
@@ -429,6 +432,34 @@ def _is_relu(function: HloFunction) -> bool:
             if op.name == "stablehlo.constant"
         )
     )
+
+
+def _unchanged(target: str, operands: Sequence[Operand]) -> Ref | None:
+    """The operand that an operation gives as it is, as the other is full of a neutral number."""
+    neutral = _NEUTRAL.get(target)
+    if target == "stablehlo.select" and isinstance(operands[0], np.ndarray):
+        chosen = operands[1] if operands[0].all() else operands[2]
+        fits = bool(operands[0].all()) or not operands[0].any()
+        return chosen if fits and isinstance(chosen, Ref) else None
+    if neutral is None:
+        return None
+    number, either = neutral
+    for x, other in (tuple(operands), tuple(reversed(operands))):
+        if isinstance(x, Ref) and isinstance(other, np.ndarray) and _number(other) == number:
+            return x
+        if not either:
+            break
+    return None
+
+
+_NEUTRAL = {
+    "stablehlo.subtract": (0, False),
+    "stablehlo.multiply": (1, True),
+    "stablehlo.divide": (1, False),
+    "stablehlo.maximum": (-math.inf, True),
+    "stablehlo.minimum": (math.inf, True),
+}
+"""Numbers that change nothing, and whether they may come first."""
 
 
 def _size(kind: TensorType) -> int:

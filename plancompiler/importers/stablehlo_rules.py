@@ -670,6 +670,16 @@ def _top_k(x: Any, k: int) -> Any:
 
 
 stablehlo_rule("chlo.top_k")(_top_k)
+stablehlo_rule("imported.softmax")(f.softmax)
+stablehlo_rule("imported.log_softmax")(f.log_softmax)
+stablehlo_rule("imported.rms_norm")(f.rms_norm)
+
+
+@stablehlo_rule("imported.layer_norm")
+def _layer_norm(x: Any, scale: Any, bias: Any, eps: float) -> Any:
+    if bias is None:
+        bias = apply_source(x, "fill", shape=scale.shape, dtype=str(x.dtype), value=0.0)
+    return f.layer_norm(x, scale, bias, eps)
 
 
 # --- products -------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def require_rules(graph: Graph, rules: Mapping[str, Rule]) -> None:
         f"the importer has no rule for {len(lines)} of the model's operations",
         source=user_line(),
         got="; ".join(described),
-        hint='write each with functions of this package: @pc.torch_rule("namespace.op.overload") '
+        hint='write each with functions of this package: @pc.torch_rule("namespace.op.overload"), '
         '@pc.onnx_rule("domain.Operator") or @pc.stablehlo_rule("dialect.operation") decorates a '
         "function of the operation's arguments",
     )
