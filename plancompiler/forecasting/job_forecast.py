@@ -22,7 +22,7 @@ from plancompiler.costs.machine import Source
 from plancompiler.forecasting.memory import RankMemory, rank_memory
 from plancompiler.forecasting.rank_classes import RankClass, RankClasses, rank_classes
 from plancompiler.forecasting.task_time import TaskTimes
-from plancompiler.forecasting.traffic import Received, received_in_step
+from plancompiler.forecasting.traffic import Received, depends_on_data, received_in_step
 from plancompiler.ir import DType, Job
 from plancompiler.ir.task import TaskKind, pack_register_id, unpack_id
 from plancompiler.lower.collector import collector_paused
@@ -114,6 +114,14 @@ class Forecast:
         number = self.classes.index(self.worst)
         return memory_report(self.rank_classes.classes[number].plan).at_peak
 
+    @property
+    def data_dependent(self) -> tuple[str, ...]:
+        """Ops that exchange rows in numbers that only the data of a step tell: they are not in
+        `traffic_by_link`.
+        """
+        tasks = (task for each in self.rank_classes.classes for task in each.plan.tasks)
+        return tuple(dict.fromkeys(task.name for task in tasks if depends_on_data(task)))
+
     def received(self) -> Iterator[tuple[RankClass, Received]]:
         """What a rank of each class receives in a step, by task and peer."""
         for each in self.rank_classes.classes:
@@ -144,6 +152,7 @@ class Forecast:
             "memory_bytes": {"max": worst.memory.total, "by_kind": worst.memory.by_kind()},
             "fits": self.fits,
             "traffic_bytes": {"total": self.traffic_bytes, "by_link": self.traffic_by_link},
+            "data_dependent": list(self.data_dependent),
             "step_seconds": self.step_seconds,
             "compute_seconds": busiest.compute_seconds,
             "exposed_communication_seconds": busiest.exposed_communication_seconds,

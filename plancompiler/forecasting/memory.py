@@ -19,6 +19,8 @@ from plancompiler.executor.memory import ALIGNMENT
 from plancompiler.forecasting.traffic import BETWEEN, is_chunked, link_name
 from plancompiler.ir.shard import balanced_range, element_count
 from plancompiler.ir.task import unpack_id
+from plancompiler.ops.registry import op_def
+from plancompiler.ops.ring import Round
 from plancompiler.plan.plan import (
     CollectiveSpec,
     ComputeSpec,
@@ -154,7 +156,9 @@ def _receive_buffers(plan: Plan, machine: Machine, slots_of: Slots) -> int:
             for lane in exchanged(task.spec, task.inputs, task.outputs):
                 register = plan.register_by_id[lane]
                 nbytes = _used(register) * register.register_count
-                add(ranks[ranks.index(plan.rank) - 1], lane, nbytes)
+                ring = isinstance(op_def(task.spec.kind).passing, Round)
+                for peer in (ranks[ranks.index(plan.rank) - 1],) if ring else ranks:
+                    add(peer, lane, nbytes)
         elif isinstance(task.spec, CollectiveSpec):
             for peer in plan.communicators[task.spec.communicator].ranks:
                 for register in _read_of_peers(plan, task):

@@ -13,7 +13,16 @@ from plancompiler.ir import DType, TensorType
 from plancompiler.ir.shard import element_count, region_shape
 from plancompiler.ir.task import TaskKind, unpack_id
 from plancompiler.ops.registry import flops_of, op_def
-from plancompiler.plan.plan import CollectiveSpec, ComputeSpec, CopySpec, Plan, SliceSpec, Task
+from plancompiler.ops.ring import Round
+from plancompiler.plan.plan import (
+    CollectiveSpec,
+    ComputeSpec,
+    CopySpec,
+    Plan,
+    SliceSpec,
+    Task,
+    exchanged,
+)
 
 
 class TaskTimes:
@@ -37,8 +46,17 @@ class TaskTimes:
             if spec.lanes:  # a piece travels while the one before is worked on
                 ranks = plan.communicators[spec.communicator].ranks
                 link = link_between(self._machine, ranks)
-                passing = passed_bytes(plan, task, spec) * link.per_byte
-                seconds = max(seconds, passing) + len(ranks) * link.per_message
+                passing = op_def(spec.kind).passing
+                if isinstance(passing, Round):
+                    moving = passed_bytes(plan, task, spec, passing) * link.per_byte
+                    seconds = max(seconds, moving)
+                else:  # as if every rank sent to all alike, and all that its memory has room for
+                    (lane,) = exchanged(spec, task.inputs, task.outputs)
+                    register = plan.register_by_id[lane]
+                    seconds += (
+                        element_count(register.shape) * register.dtype.itemsize * link.per_byte
+                    )
+                seconds += len(ranks) * link.per_message
             return overhead + seconds
         if isinstance(spec, CollectiveSpec):
             return overhead + self._collective(plan, task, spec)

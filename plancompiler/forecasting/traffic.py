@@ -18,7 +18,7 @@ from plancompiler.executor.comm.reduce import CHUNKED_BYTES
 from plancompiler.ir.shard import balanced_range, element_count, region_shape
 from plancompiler.ir.task import Primitive, unpack_id
 from plancompiler.ops.registry import op_def
-from plancompiler.ops.ring import sum_dtype
+from plancompiler.ops.ring import Round, sum_dtype
 from plancompiler.plan.plan import CollectiveSpec, ComputeSpec, CopySpec, Plan, RegisterDesc, Task
 
 WITHIN, BETWEEN = "within nodes", "between nodes"
@@ -60,8 +60,10 @@ def _received(plan: Plan, task: Task, machine: Machine) -> Iterator[tuple[int, f
         nbytes = element_count(region_shape(spec.region)) * remote.dtype.itemsize
         yield unpack_id(remote.producer).rank, nbytes
     elif isinstance(spec, ComputeSpec) and spec.lanes:
-        ranks = plan.communicators[spec.communicator].ranks
-        yield ranks[ranks.index(plan.rank) - 1], passed_bytes(plan, task, spec)
+        passing = op_def(spec.kind).passing
+        if isinstance(passing, Round):
+            ranks = plan.communicators[spec.communicator].ranks
+            yield ranks[ranks.index(plan.rank) - 1], passed_bytes(plan, task, spec, passing)
     elif isinstance(spec, CollectiveSpec):
         ranks = plan.communicators[spec.communicator].ranks
         if machine.device.type == "cpu":
@@ -72,12 +74,20 @@ def _received(plan: Plan, task: Task, machine: Machine) -> Iterator[tuple[int, f
             yield before, ring_bytes(plan, task, spec, machine)
 
 
-def passed_bytes(plan: Plan, task: Task, spec: ComputeSpec) -> int:
+def depends_on_data(task: Task) -> bool:
+    """Whether only the data of a step tell how much a task moves."""
+    spec = task.spec
+    return (
+        isinstance(spec, ComputeSpec)
+        and spec.lanes > 0
+        and not isinstance(op_def(spec.kind).passing, Round)
+    )
+
+
+def passed_bytes(plan: Plan, task: Task, spec: ComputeSpec, passing: Round) -> int:
     """What comes round to a rank in one run of an op whose inputs go round (`ops.ring`): all pieces
     but its own, and their sums, but for those of the piece of the rank before.
     """
-    passing = op_def(spec.kind).round
-    assert passing is not None
     ranks = plan.communicators[spec.communicator].ranks
     size, own = len(ranks), ranks.index(plan.rank)
     nbytes = 0

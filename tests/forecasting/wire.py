@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import threading
 import tracemalloc
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from queue import SimpleQueue
 
 import numpy as np
 
@@ -18,35 +19,41 @@ from plancompiler.plan.plan import Plan
 
 
 class Switch:
-    """Carries frames between links of one process, in order for each pair."""
+    """Carries frames between links of one process, in order for each pair. A thread for each rank
+    hands over what comes, so that who sends waits for nobody.
+    """
 
     def __init__(self) -> None:
-        self.receivers: dict[int, Receiver] = {}
-        self.waiting: dict[int, list[tuple[int, bytes]]] = {}
-        self.lock = threading.RLock()
-        self.pairs: dict[tuple[int, int], threading.RLock] = {}
+        self.frames: defaultdict[int, SimpleQueue[tuple[int, bytes] | None]]
+        self.frames = defaultdict(SimpleQueue)
+        self.threads: list[threading.Thread] = []
+        self.lock = threading.Lock()
         self.payload: Counter[tuple[int, int]] = Counter()
         """(from, to) → bytes of data that were handed over, without headers."""
 
     def attach(self, rank: int, receiver: Receiver) -> None:
-        with self.lock:
-            self.receivers[rank] = receiver
-            for sender, frame in self.waiting.pop(rank, []):
-                receiver.receive(sender, frame)
+        def hand_over() -> None:
+            while (arrived := self.frames[rank].get()) is not None:
+                receiver.receive(*arrived)
+
+        thread = threading.Thread(target=hand_over)
+        self.threads.append(thread)
+        thread.start()
 
     def carry(self, sender: int, rank: int, frame: Frame) -> None:
+        # Under a lock, so that frames of several threads of a rank stay whole and in order.
         with self.lock:
-            pair = self.pairs.setdefault((sender, rank), threading.RLock())
-        with pair:
             data = frame.encoded()
             if data[0] == DATA:
                 # What follows the frame's own header, which says nothing of forecasts.
                 self.payload[sender, rank] += len(data) - len(frame.header)
-            with self.lock:
-                if rank not in self.receivers:
-                    self.waiting.setdefault(rank, []).append((sender, data))
-                    return
-            self.receivers[rank].receive(sender, data)
+            self.frames[rank].put((sender, data))
+
+    def close(self) -> None:
+        for frames in list(self.frames.values()):
+            frames.put(None)
+        for thread in self.threads:
+            thread.join()
 
 
 class Port:
@@ -122,6 +129,7 @@ def measured(plans: Mapping[int, Plan], steps: int = 2) -> tuple[int, Counter[tu
             in_threads(lambda rank: runtimes[rank].run(steps), used)
         finally:
             in_threads(lambda rank: runtimes[rank].close(), used)
+            switch.close()
     finally:
         tracemalloc.stop()
     return held, Counter({pair: count // steps for pair, count in switch.payload.items()})
