@@ -23,7 +23,18 @@ from plancompiler.ops.registry import is_import_path, op_def
 from plancompiler.plan.job_serde import job_to_bytes
 
 PACKAGE = Path(__file__).resolve().parent.parent
-COMPILER_PACKAGES = ("boxing", "cache", "costs", "ir", "lower", "ops", "passes", "plan", "proto")
+COMPILER_PACKAGES = (
+    "boxing",
+    "cache",
+    "costs",
+    "ir",
+    "lower",
+    "ops",
+    "passes",
+    "plan",
+    "proto",
+    "search",
+)
 """The packages whose code makes plans: `lower`, all that it may import, and the serialisation."""
 DISTRIBUTIONS = ("plancompiler", "networkx", "numpy")
 """Libraries whose versions are part of the key: NetworkX finds the paths between layouts, and NumPy

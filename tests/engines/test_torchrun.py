@@ -26,10 +26,10 @@ def under_torchrun(*words: object) -> Iterator[subprocess.Popen[str]]:
     """`plancompiler run` on two ranks, as docs/engines.md says: torchrun has the port of its own
     rendezvous, so the processes of the job are told another one.
     """
-    meeting = ("--rdzv-endpoint", f"127.0.0.1:{free_port()}")
+    rendezvous = ("--rdzv-endpoint", f"127.0.0.1:{free_port()}")
     python = [*torchrun(2), "--no-python", sys.executable]
     started = subprocess.Popen(
-        [*python, "-m", "plancompiler", "run", *map(str, (*MLP, *meeting, *words))],
+        [*python, "-m", "plancompiler", "run", *map(str, (*MLP, *rendezvous, *words))],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
