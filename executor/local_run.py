@@ -187,6 +187,11 @@ class LocalWorld(Closing):
             return runtime.state(names, before=True)[0]
         return runtime.variables(names)
 
+    def assign(self, shards: Mapping[int, Mapping[str, Array]]) -> None:
+        """Write shards of variables, by rank and name; between steps."""
+        for rank, runtime in self._runtimes.items():
+            runtime.assign(shards.get(rank, {}))
+
     def abort(self, error: PlanCompilerError) -> None:
         """Stop all ranks; from any thread."""
         for runtime in self._runtimes.values():

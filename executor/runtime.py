@@ -416,6 +416,13 @@ class Runtime(Closing):
             variable.name: memory.slots(variable.register)[0] for variable in self.plan.variables
         }
 
+    def assign(self, arrays: Mapping[str, Array]) -> None:
+        """Write shards of variables; between runs, when no peer is in the middle of one."""
+        memory = self._prepared()
+        for variable in self.plan.variables:
+            if variable.name in arrays:
+                memory.write(variable.register, arrays[variable.name])
+
     @property
     def movable(self) -> Collection[str]:
         """Names of the variables that `place` can give other memory: those of the CPU that no peer

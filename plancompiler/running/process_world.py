@@ -7,7 +7,7 @@ import os
 import secrets
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from plancompiler.limits import time_limits
 from plancompiler.master.server import MasterServer
 from plancompiler.plan.plan import Plan
 from plancompiler.running.client import Client
+from plancompiler.running.evaluation import Boxes
 from plancompiler.running.worker_processes import WorkerProcesses
 
 START_SECONDS = time_limits.START
@@ -142,6 +143,13 @@ class ProcessWorld:
     def variables(self) -> dict[str, Array]:
         with self._asking():
             return self._remote.variables()
+
+    def boxes(self, names: Collection[str]) -> Boxes:
+        values = self.variables()
+        return {
+            name: [(tuple((0, extent) for extent in values[name].shape), values[name])]
+            for name in names
+        }
 
     def close(self) -> None:
         self._parts.close()

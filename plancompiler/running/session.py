@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from os import PathLike
@@ -54,11 +54,13 @@ from plancompiler.ir.arguments import (
     whole_number,
 )
 from plancompiler.ir.settings import Settings
+from plancompiler.ir.shard import Region
 from plancompiler.limits.time_limits import DEADLINE
 from plancompiler.lower.cached import JobPlans, plans_of_job
 from plancompiler.lower.compile import is_mode_chosen, resolve_mode
 from plancompiler.plan.compiled_plans import CompiledPlans
 from plancompiler.plan.plan import Plan
+from plancompiler.running.evaluation import Boxes, Evaluation, check_whole
 from plancompiler.running.session_rates import SessionRates
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -97,6 +99,9 @@ class RunningRanks(Protocol):
 
     def variables(self) -> dict[str, Array]:
         """Global variables by name."""
+
+    def boxes(self, names: Collection[str]) -> Boxes:
+        """Copies of these variables, in boxes."""
 
     def close(self) -> None:
         """Stop every rank, once checkpoints are written; raises where one is not. Safe to call
@@ -154,6 +159,7 @@ def run(
     anomaly: bool = False,
     launcher: Launcher | None = None,
     config: Settings | None = None,
+    programs: Mapping[str, Job] | None = None,
 ) -> Session:
     """Compile `job` and start its ranks on this machine; what is compiled already is run as it is.
 
@@ -173,7 +179,8 @@ def run(
     NonFiniteError names the first op that makes an infinite value or a NaN, its source line and its
     rank (slow; for debugging). `launcher` starts the worker processes, of ranks elsewhere too, as
     `plancompiler.engines.choice.open_launcher` makes one. `config` stands in place of the job's own
-    (`pc.Config(layout="auto")`). While a session is open, BLAS uses one
+    (`pc.Config(layout="auto")`). `programs` are other jobs, by name, that read the variables of
+    this one and change none: see `Session.evaluate`. While a session is open, BLAS uses one
     thread per rank unless the environment says otherwise. Use the session as a context manager, or
     close it.
     """
@@ -195,6 +202,18 @@ def run(
     recording = None
     if trace is not None or record:
         recording = Recording(None if trace is None else folder_path("trace", trace))
+    beside = {
+        name: Evaluation(
+            name,
+            as_job(each),
+            job,
+            world_size_of(as_job(each), world_size),
+            chosen,
+            cache,
+            deadline,
+        )
+        for name, each in (programs or {}).items()
+    }
     world: RunningRanks
     if backend == "threads":
         world = _ThreadWorld(
@@ -229,7 +248,7 @@ def run(
             launcher,
             plans,
         )
-    return Session(job, world_size, backend, chosen, world, recording, cache, plans)
+    return Session(job, world_size, backend, chosen, world, recording, cache, plans, beside)
 
 
 class Session:
@@ -245,8 +264,10 @@ class Session:
         recording: Recording | None = None,
         cache: bool = True,
         plans: Mapping[int, Plan] | None = None,
+        programs: Mapping[str, Evaluation] | None = None,
     ) -> None:
         self.job = job
+        self._programs = dict(programs or {})
         self._given = plans
         self.ranks = ranks
         self.backend = backend
@@ -294,7 +315,7 @@ class Session:
             world = self._open()
             begin = time.perf_counter()
             with self._closing_on_failure():
-                outputs = self._plain(world.step(feeds))
+                outputs = _plain(self.job, world.step(feeds))
             self.step_seconds.append(time.perf_counter() - begin)
             return outputs
 
@@ -343,10 +364,33 @@ class Session:
                     until_save = every
                     world.save(folder, wait=False)
             for outputs in done:
-                yield self._plain(outputs)
+                yield _plain(self.job, outputs)
             count = max(1, min(2 * count, int(AHEAD_SECONDS / seconds)))
         if folder is not None:
             self.save(folder)
+
+    def evaluate(self, program: str, /, **feeds: Any) -> Outputs:
+        """The outputs of another program (`pc.run(job, programs={name: program})`) with the values
+        that the variables have now, and these feeds. It changes nothing, here or in later steps.
+
+        Its ranks are threads of this process, with copies of the variables that it reads, whatever
+        backend the session has. UsageError for a program that the session does not have. After an
+        error the session goes on as if the program had not been run.
+        """
+        with self._turn:
+            world = self._open()
+            beside = self._programs.get(program)
+            if beside is None:
+                raise UsageError(
+                    "the session has no such program",
+                    got=repr(program),
+                    expected=", ".join(map(repr, self._programs)) or "none",
+                    hint="name it when the session starts: pc.run(job, programs={name: program})",
+                )
+            steps = world.rates.next_step
+            if not beside.current(steps):
+                beside.take(world.boxes(beside.names), steps)
+            return _plain(beside.job, beside.run(feeds))
 
     @property
     def lr(self) -> float | tuple[float, ...]:
@@ -436,6 +480,8 @@ class Session:
         fails, everything is stopped and a CheckpointError is raised.
         """
         world, self._world = self._world, None
+        for each in self._programs.values():
+            each.close()
         if world is not None:
             try:
                 world.close()
@@ -472,14 +518,6 @@ class Session:
         else:
             self._abandon()
 
-    def _plain(self, outputs: Mapping[str, Array]) -> Outputs:
-        """Outputs in the job's order, scalars as Python numbers of their kind."""
-        return {
-            name: outputs[name].item() if outputs[name].ndim == 0 else outputs[name]
-            for name in self.job.outputs
-            if name in outputs
-        }
-
     def _open(self) -> RunningRanks:
         if self._world is None:
             raise UsageError(
@@ -489,6 +527,15 @@ class Session:
             )
         self._world.check_saved()
         return self._world
+
+
+def _plain(job: Job, outputs: Mapping[str, Array]) -> Outputs:
+    """Outputs in the job's order, scalars as Python numbers of their kind."""
+    return {
+        name: outputs[name].item() if outputs[name].ndim == 0 else outputs[name]
+        for name in job.outputs
+        if name in outputs
+    }
 
 
 _open_worlds: set[RunningRanks] = set()
@@ -613,6 +660,18 @@ class _ThreadWorld:
             shards_to_bytes(plan, self._local.variables(rank, saved_names(plan)), steps)
             for rank, plan in self.plans.items()
         )
+
+    def boxes(self, names: Collection[str]) -> Boxes:
+        boxes: dict[str, list[tuple[Region, Array]]] = {}
+        for rank, plan in self.plans.items():
+            held = self._local.variables(rank, names)
+            for variable in plan.variables:
+                if variable.name in held:
+                    check_whole(variable)
+                    boxes.setdefault(variable.name, []).append(
+                        (variable.region, held[variable.name])
+                    )
+        return boxes
 
     def close(self) -> None:
         self._parts.close()

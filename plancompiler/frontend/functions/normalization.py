@@ -21,10 +21,14 @@ __all__ = [
 
 
 @takes_out
-def rms_norm(x: Tensor, gamma: Tensor, eps: float = 1e-5, *, out: Tensor | None = None) -> Tensor:
+def rms_norm(
+    x: Tensor, gamma: Tensor | None = None, eps: float = 1e-5, *, out: Tensor | None = None
+) -> Tensor:
     """x over the root of its mean square along the last axis, times gamma (B. Zhang and R.
     Sennrich, 2019).
     """
+    if gamma is None:
+        gamma = full_like(x, 1.0, x.shape[-1:])
     normalized: Tensor = apply("rms_norm", x, gamma, eps=float(eps))[0]
     return normalized
 
@@ -109,8 +113,13 @@ def _channels(x: Tensor) -> int:
 
 
 def _affine(x: Tensor, gamma: Tensor | None, beta: Tensor | None) -> tuple[Tensor, Tensor]:
-    """gamma and beta, by default 1 and 0."""
-    shape = (_channels(x),)
+    """gamma and beta of channels, by default 1 and 0."""
+    return _or_neutral(x, gamma, beta, (_channels(x),))
+
+
+def _or_neutral(
+    x: Tensor, gamma: Tensor | None, beta: Tensor | None, shape: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
     return (
         full_like(x, 1.0, shape) if gamma is None else gamma,
         full_like(x, 0.0, shape) if beta is None else beta,
@@ -119,8 +128,15 @@ def _affine(x: Tensor, gamma: Tensor | None, beta: Tensor | None) -> tuple[Tenso
 
 @takes_out
 def layer_norm(
-    x: Tensor, gamma: Tensor, beta: Tensor, eps: float = 1e-5, *, out: Tensor | None = None
+    x: Tensor,
+    gamma: Tensor | None = None,
+    beta: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x normalised to mean 0 and variance 1 along its last axis, times gamma, plus beta."""
+    if gamma is None or beta is None:
+        gamma, beta = _or_neutral(x, gamma, beta, x.shape[-1:])
     normalized: Tensor = apply("layer_norm", x, gamma, beta, eps=eps)[0]
     return normalized
