@@ -115,7 +115,7 @@ def _kernel(compute: Callable[..., Any]) -> Kernel:
 
 def _middle(x: Array) -> Array:
     """The symmetric part of matrices."""
-    middle: Array = (x + np.swapaxes(x, -1, -2)) * x.dtype.type(0.5)
+    middle: Array = (x + x.swapaxes(-1, -2)) * x.dtype.type(0.5)
     return middle
 
 
@@ -130,7 +130,6 @@ define_op(
         lambda attrs, x, y, dy: -product(product(y, dy, transpose_a=True), y, transpose_b=True)
     ),
     flops=lambda inputs, outputs, attrs: _cubic(inputs, 2),
-    portable=False,
     doc="Inverses of square matrices [..., n, n].",
 )
 
@@ -153,7 +152,6 @@ define_op(
     gradient=_solve_gradient,
     linear=((1,),),
     flops=lambda inputs, outputs, attrs: _cubic(inputs, 1),
-    portable=False,
     doc="The x with a x = b, of square matrices a [..., n, n] and b [..., n, k], whose columns may "
     "be split.",
 )
@@ -164,7 +162,6 @@ define_op(
     kernel=_kernel(np.linalg.det),
     gradient=of_one(lambda attrs, x, y, dy: _matrices(dy) * apply("cofactors", x)),
     flops=lambda inputs, outputs, attrs: _cubic(inputs, 1),
-    portable=False,
     doc="Determinants of square matrices.",
 )
 
@@ -210,7 +207,6 @@ define_op(
     kernel=_kernel(lambda x: tuple(np.linalg.slogdet(x))),
     gradient=_slogdet_gradient,
     flops=lambda inputs, outputs, attrs: _cubic(inputs, 1),
-    portable=False,
     doc="The signs of determinants, and the logarithms of their absolute values.",
 )
 
@@ -234,7 +230,7 @@ def _pinv(x: Array, rank: int, rtol: float) -> Array:
     else:
         kept = np.broadcast_to(np.arange(s.shape[-1]) < rank, s.shape)
     inverse = np.where(kept, 1 / np.where(kept, s, 1), 0)
-    turned: Array = np.swapaxes(v, -1, -2) * inverse[..., None, :] @ np.swapaxes(u, -1, -2)
+    turned: Array = v.swapaxes(-1, -2) * inverse[..., None, :] @ u.swapaxes(-1, -2)
     return turned
 
 
@@ -276,7 +272,6 @@ define_op(
     kernel=_kernel(lambda x: np.linalg.cholesky(_middle(x))),
     gradient=of_one(_cholesky_gradient),
     flops=lambda inputs, outputs, attrs: _cubic(inputs, 1),
-    portable=False,
     doc="The lower triangles y with y yᵀ = x, of symmetric positive definite matrices x: their "
     "symmetric part is taken.",
 )
@@ -336,7 +331,6 @@ define_op(
     kernel=_qr_kernel,
     gradient=_qr_gradient,
     flops=lambda inputs, outputs, attrs: _cubic(inputs, 4),
-    portable=False,
     doc="q with orthonormal columns and upper triangles r with q r = x: min(m, n) columns, or m "
     "where `complete`.",
 )
@@ -403,7 +397,6 @@ define_op(
     kernel=_svd_kernel,
     gradient=_svd_gradient,
     flops=lambda inputs, outputs, attrs: _cubic(inputs, 20),
-    portable=False,
     doc="u with orthonormal columns, singular values s, greatest first, and v with orthonormal "
     "rows with u diag(s) v = x: min(m, n) of each, or all where `full`. Gradients through u and v "
     "are finite where singular values differ.",
@@ -432,7 +425,6 @@ define_op(
     kernel=_kernel(lambda x: tuple(np.linalg.eigh(_middle(x)))),
     gradient=_eigh_gradient,
     flops=lambda inputs, outputs, attrs: _cubic(inputs, 10),
-    portable=False,
     doc="Eigenvalues of symmetric matrices, least first, and eigenvectors as columns; the "
     "symmetric part is taken. Gradients through vectors are finite where eigenvalues differ.",
 )

@@ -19,7 +19,7 @@ _PARTITION_FROM = 256
 """Rows from this length on are partitioned before the few greatest are sorted."""
 
 
-def _stable_order(x: Array, descending: bool) -> Array:
+def stable_order(x: Array, descending: bool) -> Array:
     """Indices that sort the last axis, equal elements in the order they have."""
     order: Array
     if descending:
@@ -33,7 +33,7 @@ def _stable_order(x: Array, descending: bool) -> Array:
 def _order(x: Array, descending: bool) -> Array:
     """The same, sooner where floats differ, as most do: NumPy's unstable sort is the faster one."""
     if x.dtype.kind != "f" or x.shape[-1] == 0:
-        return _stable_order(x, descending)
+        return stable_order(x, descending)
     order: Array = np.argsort(x, axis=-1)
     values = np.take_along_axis(x, order, axis=-1)
     # Only rows without equal elements have one order; NaN, which equals nothing, stands last.
@@ -42,7 +42,7 @@ def _order(x: Array, descending: bool) -> Array:
         order = order[..., ::-1]
     if tied.any():
         order = np.array(order)
-        order[tied] = _stable_order(x[tied], descending)
+        order[tied] = stable_order(x[tied], descending)
     return order
 
 

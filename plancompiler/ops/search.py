@@ -37,9 +37,10 @@ def _nonzero_infer(inputs: Types, attrs: AttrMap) -> Types:
 def _nonzero_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (x,), (out,) = inputs, outputs
     out.fill(context.attrs["fill"])
-    for row, places in zip(out, np.nonzero(x), strict=True):
-        count = min(len(row), len(places))
-        row[:count] = places[:count]
+    size = context.attrs["size"]
+    for axis, places in enumerate(np.nonzero(x)):
+        count = min(size, len(places))
+        out[axis, :count] = places[:count]
 
 
 define_op(
@@ -50,7 +51,6 @@ define_op(
     attrs=(Int("size", least=0), Int("fill", 0)),
     kernel=_nonzero_kernel,
     flops=1,
-    portable=False,
     doc="The places of the first `size` elements that are not zero (or True) in row-major order, "
     "as int64 [axes, size]; where there are fewer, `fill`.",
 )
@@ -73,7 +73,6 @@ define_op(
     flops=lambda inputs, outputs, attrs: (
         math.prod(inputs[1].shape) * max(1, inputs[0].shape[0].bit_length())
     ),
-    portable=False,
     doc="(sorted [n], values) -> for each value the place at which it would be put in front of "
     "equal ones (side 'left') or behind them ('right'), as int64.",
 )
@@ -96,7 +95,6 @@ define_op(
     infer="x X ..., elements X -> y bool ...",
     rule=_isin_rule,
     kernel=_isin_kernel,
-    portable=False,
     doc="Whether each element of the first tensor is one of the second; NaN is none.",
 )
 
@@ -155,7 +153,6 @@ define_op(
     flops=lambda inputs, outputs, attrs: (
         math.prod(inputs[0].shape) * max(1, math.prod(inputs[0].shape).bit_length())
     ),
-    portable=False,
     doc="The distinct elements in order (each NaN is one of its own), the place of the first of "
     "each in row-major order, for each element the place of its value, how often each value "
     "occurs, and how many there are. The vectors have `size` elements: the rest repeats the last "

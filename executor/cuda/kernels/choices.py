@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from plancompiler.ops.kernel import contiguous, copy_unless_shared, in_float32, of_box, rows_of
+from plancompiler.ops.order import stable_order
 from plancompiler.ops.registry import Kernel, KernelContext
 
 Array = Any
@@ -91,6 +92,46 @@ def _index_select(context: KernelContext, inputs: Arrays, outputs: Arrays) -> No
         np.copyto(out, math.nan, where=wrong.reshape(across))
 
 
+def _take_along_axis(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    (x, indices), (out,) = inputs, outputs
+    axis = context.attrs["axis"]
+    low, high = context.input_regions[0][axis]
+    out.fill(0)
+    if high > low:
+        inside = (indices >= low) & (indices < high)
+        taken = np.take_along_axis(x, np.where(inside, indices - low, 0), axis=axis)
+        np.copyto(out, taken, where=inside)
+    if out.dtype.kind == "f":
+        wrong = (indices < 0) | (indices >= context.input_shapes[0][axis])
+        np.copyto(out, math.nan, where=wrong)
+
+
+def _ravel_index(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    # Of an index out of range the place is -1, which is out of range too.
+    (out,) = outputs
+    out.fill(0)
+    wrong = out < 0
+    for places, extent in zip(inputs, context.attrs["extents"], strict=True):
+        numbers = places.astype(np.int64)
+        wrong = wrong | (numbers < -extent) | (numbers >= extent)
+        np.multiply(out, extent, out=out)
+        np.add(out, np.where(numbers < 0, numbers + extent, numbers), out=out)
+    np.copyto(out, -1, where=wrong)
+
+
+def _sorted(order: Callable[[Array, Any], Array]) -> Kernel:
+    """The elements in an order along an axis, and the places that they had."""
+
+    def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+        axis = context.attrs["axis"]
+        x, values, places = (np.moveaxis(array, axis, -1) for array in (*inputs, *outputs))
+        first = order(x, context.attrs)[..., : values.shape[-1]]
+        np.copyto(places, first)
+        np.copyto(values, np.take_along_axis(x, first, axis=-1))
+
+    return kernel
+
+
 def _triangle(outside: Callable[..., Any]) -> Kernel:
     """Zeros where `outside(column - row, diagonal)`."""
 
@@ -115,7 +156,11 @@ CHOICE_KERNELS: dict[str, Kernel] = {
     "nll_loss": contiguous(_nll_loss),
     "nll_loss_grad": contiguous(_nll_loss_grad),
     "one_hot": _one_hot,
+    "ravel_index": _ravel_index,
     "remainder": _unchecked(np.remainder),
+    "sort": _sorted(lambda x, attrs: stable_order(x, attrs["descending"])),
+    "take_along_axis": _take_along_axis,
+    "topk": _sorted(lambda x, attrs: stable_order(x, attrs["largest"])),
     "tril": _triangle(np.greater),
     "triu": _triangle(np.less),
 }
