@@ -720,11 +720,30 @@ def _einsum(*xs: Any, equation: str) -> Any:
     equation = equation.replace(" ", "")
     inputs, arrow, result = equation.partition("->")
     if not arrow:
-        letters = sorted(
+        once = sorted(
             each for each in set(inputs) if each in string.ascii_letters and inputs.count(each) == 1
         )
-        result = ("..." if "..." in inputs else "") + "".join(letters)
-    return f.einsum(f"{inputs}->{result}", *xs)
+        result = ("..." if "..." in inputs else "") + "".join(once)
+    pairs = [_diagonal(x, each) for x, each in zip(xs, inputs.split(","), strict=True)]
+    letters = ",".join(each for _, each in pairs)
+    return f.einsum(f"{letters}->{result}", *(x for x, _ in pairs))
+
+
+def _diagonal(x: Any, term: str) -> tuple[Any, str]:
+    """A tensor whose axes have a letter each, from one where some share theirs."""
+    head, dots, tail = term.partition("...")
+    labels = [*head, *[""] * (x.ndim - len(head) - len(tail)), *tail]
+    for letter in set(head + tail):
+        while labels.count(letter) > 1:
+            first = labels.index(letter)
+            second = labels.index(letter, first + 1)
+            others = [axis for axis in range(x.ndim) if axis not in (first, second)]
+            x = f.diagonal(x.transpose([*others, first, second]))
+            labels = [*(labels[axis] for axis in others), letter]
+    if not dots:
+        return x, "".join(labels)
+    before = labels.index("") if "" in labels else len(head)
+    return x, "".join(labels[:before]) + "..." + "".join(labels[before:])
 
 
 define({"MatMul": product, "Gemm": _gemm, "Einsum": _einsum, "Det": linalg.det})
@@ -822,9 +841,10 @@ def _gathered_nd(x: Any, indices: Any, batch_dims: int = 0) -> Any:
 
 
 def _scatter_mode(reduction: str) -> str:
-    if reduction not in ("none", "add"):
-        raise refused("scatter", f"reduction {reduction!r}", "'none' or 'add'")
-    return "set" if reduction == "none" else "add"
+    modes = {"none": "set", "add": "add", "mul": "mul", "max": "max", "min": "min"}
+    if reduction not in modes:
+        raise refused("scatter", f"reduction {reduction!r}", ", ".join(modes))
+    return modes[reduction]
 
 
 def _scattered_elements(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from plancompiler.importers import (  # noqa: F401  # they define rules
     onnx_attention,
+    onnx_fourier,
     onnx_layers,
     onnx_recurrence,
     onnx_resize,

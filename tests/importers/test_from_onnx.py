@@ -223,6 +223,28 @@ def test_errors_and_lines_name_the_nodes(tmp_path):
     assert "model[/blocks.0/fc/MatMul]:2" in str(job)
 
 
+def test_layouts_that_the_file_asks_for():
+    model = mlp(8)
+    model.configuration.add(name="two", num_devices=2)
+    for at, name, axis in ((0, "fc1.weight", 0), (2, "fc2.weight", -2), (0, "x", 0)):
+        each = model.graph.node[at].device_configurations.add(configuration_id="two")
+        spec = each.sharding_spec.add(tensor_name=name, device=[0, 1])
+        spec.sharded_dim.add(axis=axis).simple_sharding.add(dim_value=8, num_shards=2)
+    made = pc.from_onnx(model)
+    assert {name: str(sbp) for name, sbp in made.layouts.items()} == dict.fromkeys(
+        ("fc1.weight", "fc2.weight", "x"), "S(0)"
+    )
+    given, mesh = batch_of(8), made.mesh
+    assert mesh.shape == (2,)
+    with pc.job("asked") as job:
+        x = pc.input("x", (8, 6), "float32", mesh, made.layouts["x"])
+        pc.output("loss", made(x, pc.input("labels", (8,), "int64", mesh, "B")).loss)
+    whole = pc.from_onnx(mlp(8))
+    with pc.run(job) as session:
+        wanted = float(called(whole, given["x"], given["labels"]).loss.numpy())
+        assert session.step(**given)["loss"] == pytest.approx(wanted, rel=1e-5)
+
+
 def test_all_unknown_operators_are_listed_at_once():
     nodes = [
         node("TfIdfVectorizer", "x", "a", mode="TF", max_gram_length=1, max_skip_count=0,
