@@ -232,10 +232,10 @@ def test_layouts_that_the_file_asks_for():
         spec.sharded_dim.add(axis=axis).simple_sharding.add(dim_value=8, num_shards=2)
     made = pc.from_onnx(model)
     assert {name: str(sbp) for name, sbp in made.layouts.items()} == dict.fromkeys(
-        ("fc1.weight", "fc2.weight", "x"), "S(0)"
+        ("fc1.weight", "fc2.weight", "x"), "[S(0)]"
     )
     given, mesh = batch_of(8), made.mesh
-    assert mesh.shape == (2,)
+    assert mesh == pc.Placement("cpu", [0, 1], ("devices",))
     with pc.job("asked") as job:
         x = pc.input("x", (8, 6), "float32", mesh, made.layouts["x"])
         pc.output("loss", made(x, pc.input("labels", (8,), "int64", mesh, "B")).loss)
