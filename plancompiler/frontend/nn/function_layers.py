@@ -19,9 +19,6 @@ from plancompiler.frontend.nn.module import Buffer, Module
 from plancompiler.ir import DType
 from plancompiler.ir.source import user_line
 
-LayerType = Callable[..., Module]
-"""What makes a layer of its options."""
-
 _OF_ARRAYS = ("weight", "pos_weight")
 """Options that are tensors: a layer keeps them as buffers."""
 
@@ -75,7 +72,9 @@ def _buffer(value: Any) -> Buffer:
     return Buffer(array.shape, str(DType.parse(array.dtype)), array)
 
 
-def _layer(name: str, function: Callable[..., Any], tensors: int = 1, **fixed: Any) -> LayerType:
+def _layer(
+    name: str, function: Callable[..., Any], tensors: int = 1, **fixed: Any
+) -> type[FunctionLayer]:
     """The layer of a function whose first parameters are tensors; `fixed` are options that the
     layer's name says.
     """
