@@ -22,6 +22,7 @@ from plancompiler.lower.collector import collector_paused
 COMMANDS = {
     "attach": "Follow a job of a master.",
     "cache": "Show or empty the plan cache.",
+    "calibrate": "Measure this machine for forecasts.",
     "cancel": "Stop a job of a master.",
     "compile": "Compile a job without running it.",
     "doctor": "Report what works on this machine, and why not.",

@@ -83,14 +83,10 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What ranks of one host cost each other, as it was measured; ratios of a rank alone."""
+    """What ranks of one host take beside their kernels, as it was measured."""
 
-    thread_slowdown: float = 1.0
-    """A kernel with another rank at work, where ranks are threads, over one alone."""
-    process_slowdown: float = 1.0
-    thread_wake_seconds: float = 0.0
-    """From the end of a task to the start of one that waits for it on another stream."""
-    process_wake_seconds: float = 0.0
+    slowdown: float = 1.0
+    """A kernel with another rank at work over one alone."""
     task_seconds: float = 0.0
     """What the actors and a call take for each task, beside its kernel."""
     step_seconds: float = 0.0

@@ -73,10 +73,7 @@ _FIELDS: dict[str, dict[str, _Number]] = {
         "oversubscription": _FACTOR,
     },
     "host": {
-        "thread_slowdown": _Number(default=1.0),
-        "process_slowdown": _Number(default=1.0),
-        "thread_wake_seconds": _Number(above=False, default=0.0),
-        "process_wake_seconds": _Number(above=False, default=0.0),
+        "slowdown": _Number(default=1.0),
         "task_seconds": _Number(above=False, default=0.0),
         "step_seconds": _Number(above=False, default=0.0),
     },

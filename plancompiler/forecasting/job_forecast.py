@@ -249,7 +249,7 @@ def _is_shipped(machine: Machine) -> bool:
 
 def _slowdown(machine: Machine, ranks: int) -> float:
     """Of kernels, by ranks that share a host with each other."""
-    return machine.host.process_slowdown if ranks > 1 else 1.0
+    return machine.host.slowdown if ranks > 1 else 1.0
 
 
 def _slots_of(classes: RankClasses, register: int) -> int:

@@ -40,7 +40,7 @@ def received_in_step(plan: Plan, machine: Machine) -> Iterator[Received]:
     for task in plan.tasks:
         each = plan.segments[task.segment].kind.per_microbatch
         times = plan.microbatches if each else 1
-        for peer, nbytes in _received(plan, task, machine):
+        for peer, nbytes in received_of_task(plan, task, machine):
             if nbytes:
                 yield Received(task, peer, nbytes * times, link_name(machine, plan.rank, peer))
 
@@ -53,7 +53,8 @@ def link_name(machine: Machine, rank: int, peer: int) -> str:
     return BETWEEN
 
 
-def _received(plan: Plan, task: Task, machine: Machine) -> Iterator[tuple[int, float]]:
+def received_of_task(plan: Plan, task: Task, machine: Machine) -> Iterator[tuple[int, float]]:
+    """(peer, bytes) that come to a rank in one run of a task."""
     spec = task.spec
     if isinstance(spec, CopySpec):
         remote = plan.remote_register_by_id[task.inputs[0]]
