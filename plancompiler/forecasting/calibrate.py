@@ -43,12 +43,15 @@ WARM_STEPS = 2
 _PER_BYTE = 4.0
 """Kernels with more operations per byte than this go by operations, others by bytes."""
 _MEASURED = 'source = "calibrated", measured = true'
-_SOURCES = dict.fromkeys(
-    ("matrix_efficiency", "memory_efficiency", "launch_seconds"),
-    'source = "part of the measured rates"',
-) | dict.fromkeys(
-    ("devices", "memory_bytes"), 'source = "the operating system: cores, and memory per core"'
-)
+_PART = 'source = "part of the measured rates"'
+_SYSTEM = 'source = "the operating system: cores, and memory for each"'
+_SOURCES = {
+    "matrix_efficiency": _PART,
+    "memory_efficiency": _PART,
+    "launch_seconds": _PART,
+    "devices": _SYSTEM,
+    "memory_bytes": _SYSTEM,
+}
 
 
 class Kernel(NamedTuple):
