@@ -48,7 +48,7 @@ def from_folder(folder: Path, batch: int, length: int) -> ImportedModel:
         model = from_torch(module, example)
         entries = weight_entries(folder)
         names = _names_in(module, model)
-        if all((names(entry) or next(iter(model.tensors))) in model.tensors for entry in entries):
+        if {names(entry) for entry in entries} <= {None, *model.tensors}:
             load_weights(model, folder, names=names)
         else:
             model = from_torch(_loaded(torch, kind, config, folder), example)
