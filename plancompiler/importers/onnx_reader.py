@@ -417,6 +417,8 @@ class _Source:
             return False
         if all(self._reads_value(op, at) for op, at in uses):
             return False
+        if sum(e > 1 for e in shape) > 1 and all(op in _FACTORS for op, _ in uses):
+            return False
         return bool(np.isfinite(self.array(name)).all() and self.array(name).min() > _MASKED)
 
     def _reads_value(self, operator: str, at: int) -> bool:
@@ -446,6 +448,10 @@ _LAYERS = frozenset(
     ]
 )
 """Operators that read weights. One number beside any other operator is no parameter."""
+
+
+_FACTORS = frozenset(["Mul", "Div", "Sub", "Where", "Pow", "Max", "Min"])
+"""Operators that read, with several axes, the angles of rotary positions and masks, not weights."""
 
 
 def _opsets(imports: Iterable[Any]) -> dict[str, int]:
@@ -1090,6 +1096,9 @@ class _Reader:
                     got=f"Range({start}, {limit}, {step})",
                     expected=f"at most {_MAX_CONSTANT} elements",
                 )
+        if node.op_type == "GatherElements":  # the reference evaluator takes few shapes
+            axis = next((each.i for each in node.attribute if each.name == "axis"), 0)
+            return [_elements(inputs[0], inputs[1], axis)]
         onnx = self._onnx
         plain = onnx.NodeProto()
         plain.CopyFrom(node)
@@ -1428,6 +1437,16 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, list):
         return all(map(_is_plain, value))
     return isinstance(value, (bool, int, float, str))
+
+
+def _elements(x: Array, indices: Array, axis: int) -> Array:
+    """The elements at indices of an axis, whose other axes may be shorter."""
+    axis %= x.ndim
+    reached = tuple(
+        slice(None if each == axis else extent) for each, extent in enumerate(indices.shape)
+    )
+    made: Array = np.take_along_axis(x[reached], indices % x.shape[axis], axis)
+    return made
 
 
 def _known_result(value: Any) -> Any:

@@ -147,6 +147,41 @@ def test_trainable_patterns_and_statistics():
         pc.from_onnx(proto(nodes, [info("x", [1, 2, 3, 3])], ["y"], weights), trainable="fc.*")
 
 
+def test_what_is_a_parameter_follows_from_who_reads_it():
+    rng = np.random.default_rng(0)
+    weights = {
+        "angles": rng.normal(size=(1, 3, 4)).astype(np.float32),
+        "positions": rng.normal(size=(1, 3, 4)).astype(np.float32),
+        "scale": rng.normal(size=(1, 1, 4)).astype(np.float32),
+        "half": np.full((1, 1, 1), 0.5, np.float32),
+        "low": np.array([[-1e38, 0, 0, 0]], np.float32),
+        "table": np.arange(6).reshape(1, 6),
+        "places": np.array([[5, -1, 0, 2]], np.int64),
+        "dense": rng.normal(size=(1, 4)).astype(np.float32),
+    }
+    nodes = [
+        node("Mul", "x angles", "a"),
+        node("Add", "a positions", "b"),
+        node("Mul", "b scale", "c"),
+        node("Mul", "c half", "d"),
+        node("Add", "d low", "e"),
+        node("GatherElements", "table places", "f", axis=1),
+        node("Cast", "f", "picked", to=FLOAT),
+        node("Add", "d picked", "g"),
+        node("Abs", "e", "h"),
+        node("MatMul", "one dense", "i"),
+        node("Sum", "g i", "y"),
+    ]
+    inputs = [info("x", [2, 3, 4]), info("one", [1, 1])]
+    model = pc.from_onnx(proto(nodes, inputs, ["y", "h"], weights), trainable=["*"])
+    assert dict(model.named_parameters()).keys() == {"positions", "scale", "dense"}
+    x, one = rng.normal(size=(2, 3, 4)).astype(np.float32), np.ones((1, 1), np.float32)
+    w = weights
+    wanted = (x * w["angles"] + w["positions"]) * w["scale"] * 0.5
+    wanted = wanted + np.array([5, 5, 0, 2]) + one @ w["dense"]
+    np.testing.assert_allclose(called(model, x, one).y.numpy(), wanted, rtol=1e-5, atol=1e-6)
+
+
 def test_names_that_modules_have_already_are_changed():
     names = ["graph", "a", "a.b", "forward", "__class__", ".x", "rules.weight"]
     rng = np.random.default_rng(0)
