@@ -244,7 +244,7 @@ class _Reading:
     ) -> list[Operand]:
         name = op.attrs.get("callee") or op.attrs["decomposition"]
         function = self._program.functions[name]
-        if _is_relu(function) and isinstance(operands[0], Ref):
+        if _is_relu(function) and isinstance(operands[0], Ref) and _is_floating(op):
             # The gradient of jax.nn.relu is 0 at 0, and that of its formula is not.
             return [self._node("imported.relu", operands, {}, op.types, source)]
         return self.run(function, operands, source)
@@ -409,6 +409,11 @@ _SPECIAL: Mapping[str, Callable[..., list[Operand]]] = {
     "stablehlo.if": _Reading.branch,
     "sdy.sharding_constraint": _Reading.sharding_constraint,
 }
+
+
+def _is_floating(op: HloOp) -> bool:
+    (kind,) = op.types
+    return isinstance(kind, TensorType) and kind.dtype.is_floating
 
 
 def _is_relu(function: HloFunction) -> bool:

@@ -243,7 +243,19 @@ def _convert(x: Any, result: TensorType) -> Any:
         return x
     if result.dtype is DType.BOOL:
         return f.not_equal(x, 0)
+    if x.dtype.is_floating and result.dtype.is_integer:
+        return _whole(x, result)
     return x.cast(result.dtype)
+
+
+def _whole(x: Any, result: TensorType) -> Any:
+    """Whole numbers: those out of range become the nearest one, and what is no number 0."""
+    limits: Any = np.iinfo(str(result.dtype))
+    above = f.greater_equal(x, float(limits.max) if limits.bits > 53 else limits.max + 1.0)
+    below = f.less_equal(x, float(limits.min))
+    inside = f.where(f.logical_or(f.logical_or(above, below), f.isnan(x)), 0.0, x)
+    whole = f.where(above, limits.max, inside.cast(result.dtype))
+    return f.where(below, limits.min, whole) if limits.min else whole
 
 
 def _reduce_precision(x: Any, exponent_bits: int, mantissa_bits: int) -> Any:
@@ -632,9 +644,9 @@ def _sort(*operands: Any, region: str, dimension: int, is_stable: bool = False) 
     by = operands[int(key)]
     if word == "descending" and by.dtype.is_floating:
         raise _refused("sort", "floating numbers that descend", "ascending ones")
-    if by.dtype is DType.BOOL:
-        raise _refused("sort", "of truth values", "numbers")
-    values, order = f.sort(by, dimension, word == "descending")
+    truth = by.dtype is DType.BOOL
+    values, order = f.sort(by.cast(DType.INT32) if truth else by, dimension, word == "descending")
+    values = values.not_equal(0) if truth else values
     made = []
     for at, each in enumerate(operands):
         if at == int(key):
@@ -665,6 +677,9 @@ stablehlo_rule("stablehlo.sort", arrays=True)(_sort_of_any)
 
 
 def _top_k(x: Any, k: int) -> Any:
+    if x.dtype is DType.BOOL:
+        values, places = _top_k(x.cast(DType.INT32), k)
+        return values.not_equal(0), places
     values, places = f.topk(x, k, -1)
     return values, places.cast(DType.INT32)
 
@@ -839,10 +854,8 @@ def _reduce_window(
 
 def _pooled(x: Any, region: str, kernel: list[int], stride: list[int], dilation: list[int]) -> Any:
     at = len(kernel) - 1
-    if region in ("maximum", "minimum"):
+    if region in ("maximum", "minimum") and x.dtype.is_floating:
         function = (f.max_pool1d, f.max_pool2d, f.max_pool3d)[at]
-        if not x.dtype.is_floating:
-            raise _refused("window", x.dtype, "floating numbers")
         if region == "maximum":
             return function(x, kernel, stride, 0, dilation)
         return -function(-x, kernel, stride, 0, dilation)
@@ -1008,7 +1021,7 @@ def _gather(
     )
     full = (*shape, *(slice_sizes[axis] for axis in windows))
     flat = _broadcast(flat, full, x)
-    if source.ndim == 2:
+    if source.ndim == 2 and source.dtype.is_floating:
         taken = f.embedding(source, flat)
     else:
         taken = f.index_select(source, flat.reshape([math.prod(full)]), 0)
