@@ -102,7 +102,7 @@ def _size(sizes: Any) -> Any:
     return sizes[0] if isinstance(sizes, (list, tuple)) and len(sizes) == 1 else sizes
 
 
-def _max_pool(axes: int) -> Callable[..., Any]:
+def _max_pool(axes: int, *, places: bool = False) -> Callable[..., Any]:
     function = (f.max_pool1d, f.max_pool2d, f.max_pool3d)[axes - 1]
 
     def rule(
@@ -114,7 +114,7 @@ def _max_pool(axes: int) -> Callable[..., Any]:
         ceil_mode: bool = False,
     ) -> Any:
         sizes = (_size(kernel), _size(stride) or None, _size(padding), _size(dilation))
-        return function(x, *sizes, ceil_mode)
+        return function(x, *sizes, ceil_mode, places)
 
     return rule
 
@@ -130,6 +130,7 @@ def _avg_pool(axes: int) -> Callable[..., Any]:
 
 for _axes in (1, 2, 3):
     torch_rule(f"aten.max_pool{_axes}d.default")(_max_pool(_axes))
+    torch_rule(f"aten.max_pool{_axes}d_with_indices.default")(_max_pool(_axes, places=True))
     torch_rule(f"aten.avg_pool{_axes}d.default")(_avg_pool(_axes))
 
 

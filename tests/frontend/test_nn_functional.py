@@ -445,6 +445,45 @@ def test_resampling_exchanges_only_the_rows_that_are_needed():
     assert [each.nbytes for each in moved] == [4 * 8]  # this rank sends a row of four numbers
 
 
+def test_places_of_greatest_elements_and_back():
+    """Of equal elements the first; whole numbers from 0 to 3 are often equal."""
+    x = RANDOM.integers(0, 4, (2, 3, 6, 7)).astype(np.float32)
+
+    def rank():
+        for layout in ("B", "S(0)", "S(2)"):
+            given = pc.tensor(x, PAIR, layout)
+            made, places = F.max_pool2d(given, (2, 3), return_indices=True)
+            made, places = made.numpy(), places.numpy()
+            for at in np.ndindex(made.shape):
+                top, left = 2 * at[2], 3 * at[3]
+                window = x[at[0], at[1], top : top + 2, left : left + 3]
+                row, column = np.unravel_index(window.argmax(), window.shape)
+                assert (made[at], places[at]) == (window.max(), (top + row) * 7 + left + column)
+            pooled = F.max_pool2d(given, 2, return_indices=True)
+            back = F.max_unpool2d(*pooled, 2, output_size=(6, 7)).numpy()
+            kept = back != 0
+            np.testing.assert_array_equal(back[kept], x[kept])
+            assert kept.sum() == (F.max_pool2d(given, 2).numpy() != 0).sum()
+            fitted, where = F.adaptive_max_pool2d(given, (4, 3), return_indices=True)
+            flat = x.reshape(2, 3, 42)
+            taken = np.take_along_axis(flat, where.numpy().reshape(2, 3, 12), 2)
+            np.testing.assert_array_equal(taken.reshape(2, 3, 4, 3), fitted.numpy())
+
+    spawn(rank, 2)
+
+
+def test_vectors_in_linear():
+    weight, x = real(3, 5), real(5)
+
+    def rank():
+        w, v = (pc.tensor(each, PAIR, "B") for each in (weight, x))
+        np.testing.assert_allclose(F.linear(v, w).numpy(), weight @ x)
+        np.testing.assert_allclose(F.linear(v, w[0]).numpy(), weight[0] @ x)
+        np.testing.assert_allclose(F.linear(w, v).numpy(), weight @ x)
+
+    spawn(rank, 2)
+
+
 @pytest.mark.parametrize(
     ("error", "call"),
     [
@@ -458,7 +497,7 @@ def test_resampling_exchanges_only_the_rows_that_are_needed():
         (AttributeValueError, lambda x: F.pad(x, (1,))),
         (ShapeError, lambda x: F.unfold(x, 9)),
         (ShapeError, lambda x: F.pixel_shuffle(x, 2)),
-        (UsageError, lambda x: F.max_pool2d(x, 2, return_indices=True)),
+        (ShapeError, lambda x: F.max_unpool2d(x, x[0], 2)),
         (AttributeValueError, lambda x: F.mse_loss(x, x, reduction="average")),
         (AttributeValueError, lambda x: F.cross_entropy(x, x, label_smoothing=2.0)),
         (ShapeError, lambda x: F.cross_entropy(x, x, x[0, 0, 0])),

@@ -183,6 +183,9 @@ LPPool3d = _layer("LPPool3d", f.lp_pool3d)
 MaxPool1d = _layer("MaxPool1d", f.max_pool1d)
 MaxPool2d = _layer("MaxPool2d", f.max_pool2d)
 MaxPool3d = _layer("MaxPool3d", f.max_pool3d)
+MaxUnpool1d = _layer("MaxUnpool1d", f.max_unpool1d, 2)
+MaxUnpool2d = _layer("MaxUnpool2d", f.max_unpool2d, 2)
+MaxUnpool3d = _layer("MaxUnpool3d", f.max_unpool3d, 2)
 
 # --- shapes ---------------------------------------------------------------------------------------
 

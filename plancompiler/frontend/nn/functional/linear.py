@@ -18,7 +18,17 @@ from plancompiler.frontend.functions.reduction import any as any_of
 from plancompiler.frontend.nn.functional.reduction import public
 from plancompiler.ops.registry import apply_one
 
-linear = linear_of
+
+@public
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x weightᵀ + bias of x [..., in], weight [out, in] (or [in], for [...]), and bias [out]."""
+    if input.ndim > 1 and weight.ndim > 1:
+        return linear_of(input, weight, bias)
+    rows = input.reshape((1, *input.shape)) if input.ndim == 1 else input
+    made = linear_of(rows, weight.reshape((-1, weight.shape[-1])))
+    shape = (*input.shape[:-1], *weight.shape[:-1])
+    made = made.reshape(shape)
+    return made if bias is None else made + bias
 
 
 @public

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from plancompiler.errors import AttributeValueError, ShapeError, UsageError
+from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.frontend.functions.convolution import Sizes, per_axis
 from plancompiler.frontend.functions.derived import Tensor
-from plancompiler.frontend.functions.shape import moveaxis
+from plancompiler.frontend.functions.shape import expand, moveaxis
 from plancompiler.frontend.functions.shape import pad as pad_all
 from plancompiler.frontend.nn.functional.reduction import public
-from plancompiler.ops.registry import apply_one
+from plancompiler.ops.registry import apply_one, apply_source
 
 
 def _windows(
@@ -68,13 +68,7 @@ def _max_pool(ndim: int) -> Callable[..., Any]:
         dilation: Sizes = 1,
         ceil_mode: bool = False,
         return_indices: bool = False,
-    ) -> Tensor:
-        if return_indices:
-            raise UsageError(
-                "pooling does not give the places of the greatest elements",
-                got="return_indices=True",
-                expected="False",
-            )
+    ) -> Any:
         attrs, _ = _windows(input, ndim, kernel_size, stride, padding, dilation, ceil_mode)
         if any(
             2 * each > size
@@ -83,14 +77,46 @@ def _max_pool(ndim: int) -> Callable[..., Any]:
             raise AttributeValueError(
                 "padding is at most half of a window", got=padding, expected=attrs["kernel"]
             )
-        return apply_one(f"max_pool{ndim}d", input, **attrs)
+        if not return_indices:
+            return apply_one(f"max_pool{ndim}d", input, **attrs)
+        return _with_places(input, _places(input, ndim), f"max_pool{ndim}d", attrs)
 
     return _named(
         function,
         f"max_pool{ndim}d",
         f"The greatest element of each window over the last {ndim} axes. The stride is the window "
-        "by default; padding never wins. With `ceil_mode` a last window may reach beyond the end.",
+        "by default; padding never wins. With `ceil_mode` a last window may reach beyond the end. "
+        "With `return_indices` also where each lies in the last axes, counted through: int64.",
     )
+
+
+def _places(x: Tensor, ndim: int) -> Tensor:
+    """For each element its place in the last axes, counted through, as a number that is exact."""
+    count = math.prod(x.shape[x.ndim - ndim :])
+    dtype = "float32" if count < _EXACT else "float64"
+    line: Any = apply_source(x, "arange", start=0, count=count, step=1, dtype=dtype)
+    places: Tensor = expand(line.reshape(x.shape[x.ndim - ndim :]), x.shape)
+    return places
+
+
+_EXACT = 1 << 24
+"""Whole numbers below it are exact in float32."""
+
+
+def _with_places(
+    x: Tensor, places: Tensor, kind: str, attrs: dict[str, tuple[int, ...]]
+) -> tuple[Tensor, Tensor]:
+    """The greatest elements of windows, and the place of each, of equal ones the first."""
+    wide: Tensor = x.cast(places.dtype) if x.dtype.itemsize < places.dtype.itemsize else x
+    pooled = apply_one(kind, wide, **attrs)
+    like = places if places.dtype is wide.dtype else places.cast(wide.dtype)
+    chosen = apply_one(f"{kind}_pick", _fixed(wide), _fixed(pooled), like, **attrs)
+    made = pooled if pooled.dtype is x.dtype else pooled.cast(x.dtype)
+    return made, chosen.cast("int64")
+
+
+def _fixed(x: Tensor) -> Tensor:
+    return apply_one("stop_gradient", x)
 
 
 def _avg_pool(ndim: int) -> Callable[..., Any]:
@@ -168,30 +194,35 @@ def _adaptive_avg_pool(ndim: int) -> Callable[..., Any]:
 
 
 def _adaptive_max_pool(ndim: int) -> Callable[..., Any]:
-    def function(input: Tensor, output_size: Any, return_indices: bool = False) -> Tensor:
-        if return_indices:
-            raise UsageError(
-                "pooling does not give the places of the greatest elements",
-                got="return_indices=True",
-                expected="False",
-            )
+    def function(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
         x = input
+        places = _places(input, ndim) if return_indices else None
         # From the last axis on: of equal elements the first in memory gets the gradient.
         for place, count in enumerate(reversed(_target(input, ndim, output_size))):
-            x = _greatest(x, x.ndim - 1 - place, count)
-        return x
+            axis = x.ndim - 1 - place
+            windows, attrs = _shares(x, axis, count)
+            if places is None:
+                x = apply_one("max_pool1d", windows, **attrs)
+            else:
+                shares, _ = _shares(places, axis, count)
+                x, places = _with_places(windows, shares, "max_pool1d", attrs)
+                places = moveaxis(places, -1, axis).cast(shares.dtype)
+            x = moveaxis(x, -1, axis)
+        return x if places is None else (x, places.cast("int64"))
 
     return _named(
         function,
         f"adaptive_max_pool{ndim}d",
         f"The greatest elements over the last {ndim} axes to the extents `output_size`, of windows "
-        "as equal as they can be; None keeps an extent.",
+        "as equal as they can be; None keeps an extent. `return_indices` as in "
+        f"`max_pool{ndim}d`.",
     )
 
 
-def _greatest(x: Tensor, axis: int, count: int) -> Tensor:
-    """The greatest elements of `count` windows along an axis, each from floor(i n / count) to
-    ceil((i + 1) n / count); shorter ones have their last element twice.
+def _shares(x: Tensor, axis: int, count: int) -> tuple[Tensor, dict[str, tuple[int, ...]]]:
+    """`count` windows along an axis, which becomes the last, one after another, and the attributes
+    of pooling over them: each from floor(i n / count) to ceil((i + 1) n / count), shorter ones with
+    their last element twice.
     """
     extent = x.shape[axis]
     if count < 1 or extent < 1:
@@ -201,9 +232,7 @@ def _greatest(x: Tensor, axis: int, count: int) -> Tensor:
     if extent % count:
         places = [min(low + each, high - 1) for low, high in bounds for each in range(width)]
         x = x[(*(slice(None),) * axis, places)]
-    turned = moveaxis(x, axis, -1)
-    pooled = apply_one("max_pool1d", turned, kernel=(width,), stride=(width,))
-    return moveaxis(pooled, -1, axis)
+    return moveaxis(x, axis, -1), {"kernel": (width,), "stride": (width,)}
 
 
 adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = map(_adaptive_avg_pool, (1, 2, 3))
@@ -239,3 +268,49 @@ def _lp_pool(ndim: int) -> Callable[..., Any]:
 
 
 lp_pool1d, lp_pool2d, lp_pool3d = map(_lp_pool, (1, 2, 3))
+
+
+# --- back -----------------------------------------------------------------------------------------
+
+
+def _max_unpool(ndim: int) -> Callable[..., Any]:
+    def function(
+        input: Tensor,
+        indices: Tensor,
+        kernel_size: Sizes,
+        stride: Sizes | None = None,
+        padding: Sizes = 0,
+        output_size: Sequence[int] | None = None,
+    ) -> Tensor:
+        if input.ndim not in (ndim + 1, ndim + 2) or indices.shape != input.shape:
+            raise ShapeError(
+                "unpooling takes channels, or a batch of them, and a place for each element",
+                got=f"{input.shape} and {indices.shape}",
+                expected=f"{ndim + 1} or {ndim + 2} axes",
+            )
+        kernel = per_axis("kernel_size", kernel_size, ndim)
+        steps = kernel if stride is None else per_axis("stride", stride, ndim)
+        pads = per_axis("padding", padding, ndim)
+        lead, space = input.shape[: input.ndim - ndim], input.shape[input.ndim - ndim :]
+        size = tuple(
+            (extent - 1) * step - 2 * beside + width
+            for extent, step, beside, width in zip(space, steps, pads, kernel, strict=True)
+        )
+        if output_size is not None:
+            size = tuple(output_size)[-ndim:]
+        flat = (*lead, math.prod(space))
+        zeros = input._full((*lead, math.prod(size)), input.dtype, 0.0)  # noqa: SLF001  # what every tensor has
+        places, axis = indices.reshape(flat), len(lead)
+        put = apply_one("put_along_axis", zeros, places, input.reshape(flat), axis=axis, mode="set")
+        return put.reshape((*lead, *size))
+
+    return _named(
+        function,
+        f"max_unpool{ndim}d",
+        f"Zeros with the elements of the input at their places, `max_pool{ndim}d`'s indices: what "
+        "it was pooled from, without what was not greatest. `output_size` chooses among the "
+        "extents that are pooled to that of the input.",
+    )
+
+
+max_unpool1d, max_unpool2d, max_unpool3d = map(_max_unpool, (1, 2, 3))
