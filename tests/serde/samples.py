@@ -94,6 +94,7 @@ CONFIG = Config(
     sequence_parallel=True,
     dp_axes=("x", "y"),
     machine="h200-sxm",
+    layout="auto",
     tp_axes=("z",),
 )
 
