@@ -34,6 +34,7 @@ def jobs(ranks: int) -> Iterator[Job]:
         yield tower_job(mesh(ranks), pc.optim.SGD(0.1), layers=1, dim=dim)
 
 
+@pytest.mark.processes  # recordings have a process that clears up after them
 def test_what_is_measured_is_read_back_and_used(tmp_path: Path) -> None:
     path = tmp_path / "here.toml"
     path.write_text(calibration.calibrate("here", True, jobs))
@@ -83,6 +84,7 @@ def test_a_busy_machine_is_refused_unless_forced() -> None:
     assert "--force" in str(caught.value)
 
 
+@pytest.mark.processes  # recordings have a process that clears up after them
 def test_the_timeline_of_another_job_is_refused() -> None:
     one, other = (compile_plans(tower_job(mesh(1), layers=layers), 1).plans[0] for layers in (1, 2))
     with Recording() as recording:
