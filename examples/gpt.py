@@ -62,8 +62,10 @@ class GPT(pc.nn.Module):
         dropout: float = 0.0,
         chunks: int = 1,
         split_vocabulary: bool = False,
+        placed: bool = True,
     ) -> None:
         rows = {"weight": BY_OUTPUT} if split_vocabulary else {}
+        block_layouts = TENSOR_PARALLEL if placed else {}
         std = 0.02
         self.pieces = pieces_of(stages[0])
         chunks = len(stages) * chunks
@@ -88,7 +90,7 @@ class GPT(pc.nn.Module):
         self.token.place(stages[0], on_mesh(stages[0], rows))
         self.position.place(stages[0])
         for block, stage in zip(self.blocks, self.stages, strict=True):
-            block.place(stage, on_mesh(stage, TENSOR_PARALLEL))
+            block.place(stage, on_mesh(stage, block_layouts))
         self.norm.place(stages[-1])
         self.head.place(stages[-1], on_mesh(stages[-1], rows))
 
@@ -162,6 +164,7 @@ def build(
     schedule: str = "gpipe",
     chunks: int = 1,
     fuse_bytes: int | None = None,
+    layout: str | None = None,
     streams: str | None = None,
     recompute: str = "none",
     memory_bytes: int | None = None,
@@ -175,7 +178,8 @@ def build(
     number of steps over which the learning rate decays. Without `dp`, it is what `ranks` leaves.
     With `cp` each sequence is split over so many ranks.
     `chunks` is for the interleaved schedule: runs of layers per stage. With `split_vocabulary` the
-    rows of the embedding and of the output layer are split over `tp`. The others from `zero` on
+    rows of the embedding and of the output layer are split over `tp`. With `layout=auto` nothing is
+    placed, and the compiler searches. The others from `zero` on
     are settings of pc.Config; `passes` is a list with commas.
     """
     compiling = {
@@ -185,6 +189,7 @@ def build(
         "microbatches": microbatches,
         "schedule": schedule,
         "fuse_bytes": fuse_bytes,
+        "layout": layout,
         "streams": streams,
         "recompute": recompute,
         "memory_bytes": memory_bytes,
@@ -209,7 +214,8 @@ def build(
     stages = stage_meshes(config, dp, cp, tp, pp, ranks, device)
     check_chunks(config, pp, chunks, schedule)
     path = text_file(text)
-    data_sbp = ["S(0)", *["B"] * (stages[0].ndim - 1)]
+    placed = layout != "auto"
+    data_sbp = ["S(0)", *["B"] * (stages[0].ndim - 1)] if placed else None
 
     def batches(stage: pc.Placement) -> pc.data.TokenFile:
         return pc.data.TokenFile(
@@ -223,7 +229,7 @@ def build(
         )
 
     with pc.job("gpt", seed=seed, config=how) as job:
-        model = GPT(config, stages, dropout, chunks, split_vocabulary)
+        model = GPT(config, stages, dropout, chunks, split_vocabulary, placed)
         # The first stage needs the tokens, the last the targets; what a batch holds depends on the
         # seed and the step alone, so both read the file themselves.
         tokens, targets = batches(stages[0]).tokens, batches(stages[-1]).targets

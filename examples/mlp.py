@@ -8,6 +8,7 @@ The job reports the training loss and, on the 360 digits it never trains on, the
     dp      every rank has all weights and a part of each batch
     tp      every rank has the whole batch and a part of the weights
     dp_tp   a mesh of two axes: batches split along the first, weights along the second
+    auto    the compiler searches for the best layouts
 
 With `-D device=cuda` every rank runs on a GPU.
 """
@@ -26,6 +27,7 @@ LAYOUTS = {
     "dp": ("dp",),
     "tp": ("tp",),
     "dp_tp": ("dp", "tp"),
+    "auto": ("x",),
 }
 
 
@@ -71,22 +73,22 @@ def build(
         raise pc.UsageError("lr must be a positive number", got=repr(lr))
     mesh = mesh_for(layout, ranks, device)
     axes = LAYOUTS[layout]
-    data_sbp = ["S(0)" if axis == "dp" else "B" for axis in axes]
+    searched = layout == "auto"
+    data_sbp = None if searched else ["S(0)" if axis == "dp" else "B" for axis in axes]
 
     def split(sbp: str) -> list[str]:
         return [sbp if axis == "tp" else "B" for axis in axes]
 
-    with pc.job("mlp", seed=seed) as job:
+    first, second = split("S(0)"), split("S(1)")
+    layouts = {} if searched else {"0.weight": first, "0.bias": first, "2.weight": second}
+    with pc.job("mlp", seed, pc.Config(layout="auto") if searched else None) as job:
         model = pc.nn.Sequential(
             pc.nn.Linear(PIXELS, hidden),
             pc.nn.ReLU(),
             pc.nn.Linear(hidden, hidden),
             pc.nn.ReLU(),
             pc.nn.Linear(hidden, CLASSES),
-        ).place(
-            mesh,
-            {"0.weight": split("S(0)"), "0.bias": split("S(0)"), "2.weight": split("S(1)")},
-        )
+        ).place(mesh, layouts)
         images, labels = pc.data.Arrays(
             DATA,
             ("images", "labels"),

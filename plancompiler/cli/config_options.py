@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,6 +15,9 @@ from plancompiler.frontend.open_layouts import with_config
 from plancompiler.ir import Job
 from plancompiler.ir.settings import Option
 from plancompiler.passes import Config, config_of
+
+LAYOUT_FILE = ".toml"
+"""How the names of files with layouts end."""
 
 
 def config_options(command: Command) -> Command:
@@ -57,5 +61,12 @@ def _option(setting: Option) -> Callable[[Any], Any]:
 
 
 def configured(job: Job, config: Mapping[str, Any]) -> Job:
-    """The job with these settings of its config changed."""
-    return with_config(job, replace(config_of(job), **config)) if config else job
+    """The job with these settings of its config changed. A layout may also be a file."""
+    layout = str(config.get("layout", ""))
+    if not layout.endswith(LAYOUT_FILE):
+        return with_config(job, replace(config_of(job), **config)) if config else job
+    # It brings the search, which jobs without a layout file do without.
+    from plancompiler.search.layout_file import with_layout_file  # noqa: PLC0415
+
+    changed = replace(config_of(job), **{**config, "layout": "auto"})
+    return with_layout_file(with_config(job, changed), Path(layout))

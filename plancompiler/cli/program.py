@@ -37,6 +37,7 @@ COMMANDS = {
     "master": "Take jobs, compile them and drive workers.",
     "ops": "List the op table.",
     "run": "Compile a job and run it on this machine.",
+    "search": "Search for the best layouts of a job.",
     "status": "Show one job of a master.",
     "submit": "Send a job to a master and follow it.",
     "worker": "Run one rank of a master's jobs.",

@@ -34,6 +34,15 @@ class Candidates:
     held_bytes: np.ndarray
     """Of its first output, per signature, on one device."""
 
+    def where(self, keep: Sequence[bool]) -> Candidates:
+        """Those for which `keep` is true."""
+        chosen = np.array(keep, bool)
+        return Candidates(
+            tuple(each for each, stays in zip(self.signatures, keep, strict=True) if stays),
+            self.seconds[chosen],
+            self.held_bytes[chosen],
+        )
+
 
 def candidates_of(op: Op, microbatches: int, machine: Machine) -> Candidates:
     """The candidates of an op. ShapeError where what the user demands leaves none."""

@@ -8,9 +8,6 @@ neither the identity nor the reduction is needed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-
-import numpy as np
 
 from plancompiler.ir import Partial, Sbp
 from plancompiler.ops.rule import NdSignature
@@ -66,25 +63,14 @@ def _taking(signature: NdSignature, entry: Entry) -> list[int]:
 
 
 def _kept(candidates: Candidates, given: Sequence[set[Entry]]) -> Candidates:
-    keep = np.array(
-        [
-            all(
-                any(entry in given[operand] for operand in _taking(signature, entry))
-                for layout in signature.inputs
-                if layout.has_partial
-                for entry in enumerate(layout)
-                if isinstance(entry[1], Partial)
-            )
-            for signature in candidates.signatures
-        ]
-    )
-    if keep.all():
-        return candidates
-    return replace(
-        candidates,
-        signatures=tuple(
-            each for each, stays in zip(candidates.signatures, keep, strict=True) if stays
-        ),
-        seconds=candidates.seconds[keep],
-        held_bytes=candidates.held_bytes[keep],
-    )
+    keep = [
+        all(
+            any(entry in given[operand] for operand in _taking(signature, entry))
+            for layout in signature.inputs
+            if layout.has_partial
+            for entry in enumerate(layout)
+            if isinstance(entry[1], Partial)
+        )
+        for signature in candidates.signatures
+    ]
+    return candidates if all(keep) else candidates.where(keep)

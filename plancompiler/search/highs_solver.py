@@ -10,7 +10,7 @@ import numpy as np
 from plancompiler.errors import UsageError
 from plancompiler.search.linear_program import LinearProgram
 
-GREATEST_PRICE = 1e3
+GREATEST_PRICE = 1e5
 """To which prices are scaled: far above the solver's tolerances, which are absolute, so that small
 prices are, too."""
 OPTIONS: dict[str, bool | int | float | str] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,14 +15,14 @@ from plancompiler.search.certificate import lower_bound
 from plancompiler.search.highs_solver import solve
 from plancompiler.search.layout_arcs import LayoutArcs, least_seconds
 from plancompiler.search.linear_program import LayoutProblem, layout_problem, linear_program
-from plancompiler.search.tied_ops import tie_ops
+from plancompiler.search.tied_ops import TiedGraph, tie_ops
 
-ROUNDS = (2, 4, 8, None)
+ROUNDS = (2, 4, 8)
 """Of refinement, one after another, until the gap is small."""
 GAP = 0.01
 """The difference between the layouts and the bound, over the layouts, that is good enough."""
 MOST_OPS = 2000
-"""Ops up to which each may be decided about by itself."""
+"""Ops up to which each is decided about by itself where few rounds leave a gap."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,10 @@ class LayoutSearch:
     classes: int
     """Ops that were decided about."""
     seconds: float
+    held_bytes: float
+    """What a device holds for the whole step: variables, and what backward computation reads."""
+    times: Mapping[str, int]
+    """Per value, how many are like it."""
 
     @property
     def gap(self) -> float:
@@ -57,23 +61,28 @@ class LayoutSearch:
         }
 
 
-def search_layouts(job: Job, memory_bytes: float | None = None) -> LayoutSearch:
+def search_layouts(
+    job: Job,
+    memory_bytes: float | None = None,
+    without: tuple[str, NdSbp] | None = None,
+    certify: bool = True,
+) -> LayoutSearch:
     """The cheapest legal layouts of all ops of a job, by the additive objective: the work of a
     device, and the boxing of all values, one after another.
 
-    What the user has placed stays. UsageError where nothing fits.
+    What the user has placed stays. Without `certify` the bound may be far from what is possible,
+    though the layouts are as good. `without` names a value and a layout that it must not have.
+    UsageError where nothing fits.
     """
     begin = time.perf_counter()
+    first, *finer = ROUNDS
+    tries = [first, None] if len(job.ops) <= MOST_OPS else [first, *finer]
     best: LayoutSearch | None = None
-    for rounds in ROUNDS:
-        if rounds is None and len(job.ops) > MOST_OPS:
-            break
-        result = _search(job, memory_bytes, rounds, begin)
-        if result is None:
-            continue  # alike ops may have nothing in common that fits
-        if best is None or result.gap < best.gap:
+    for rounds in tries:
+        result = _search(tie_ops(job, rounds), memory_bytes, begin, without)
+        if result is not None and (best is None or result.gap < best.gap):
             best = result
-        if best.gap <= GAP:
+        if best is not None and (best.gap <= GAP or not certify):
             break
     if best is None:
         raise UsageError(
@@ -85,26 +94,38 @@ def search_layouts(job: Job, memory_bytes: float | None = None) -> LayoutSearch:
 
 
 def _search(
-    job: Job, memory_bytes: float | None, rounds: int | None, begin: float
+    tied: TiedGraph, memory_bytes: float | None, begin: float, without: tuple[str, NdSbp] | None
 ) -> LayoutSearch | None:
-    problem = layout_problem(tie_ops(job, rounds))
+    """What a program over these classes gives; None where nothing fits that alike ops have in
+    common.
+    """
+    problem = layout_problem(tied, without=without)
+    if not all(each.signatures for each in problem.candidates):
+        return None
     program = linear_program(problem, memory_bytes)
     solution = solve(program)
     if solution is None:
         return None
-    chosen = []
-    for first, candidates in zip(program.first_choice, problem.candidates, strict=True):
+    chosen, held = [], 0.0
+    for number, (first, candidates) in enumerate(
+        zip(program.first_choice, problem.candidates, strict=True)
+    ):
         values = solution.columns[first : first + len(candidates.signatures)]
-        chosen.append(candidates.signatures[int(np.argmax(values))])
-    signatures = tuple(chosen[number] for number in problem.tied.class_of)
+        place = int(np.argmax(values))
+        chosen.append(candidates.signatures[place])
+        if problem.kept[number]:
+            held += float(candidates.held_bytes[place]) * len(tied.classes[number])
+    signatures = tuple(chosen[number] for number in tied.class_of)
     return LayoutSearch(
-        job,
+        tied.job,
         signatures,
         objective_seconds(problem, signatures),
         lower_bound(problem, program, solution.duals),
         len(program.costs),
         len(problem.candidates),
         time.perf_counter() - begin,
+        held,
+        {name: len(group.names) for group in tied.groups for name in group.names},
     )
 
 

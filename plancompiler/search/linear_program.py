@@ -52,20 +52,39 @@ class LayoutProblem:
     """Per class, whether its first output is held for the whole step."""
 
 
-def layout_problem(tied: TiedGraph, with_dominated: bool = False) -> LayoutProblem:
-    """The candidates and prices of a job; those that need not be looked at only on demand."""
+def layout_problem(
+    tied: TiedGraph, with_dominated: bool = False, without: tuple[str, NdSbp] | None = None
+) -> LayoutProblem:
+    """The candidates and prices of a job; those that need not be looked at only on demand.
+    `without` names a value and a layout that it, and all that are like it, must not have.
+    """
     job = tied.job
     machine = machine_of_job(job)
     microbatches = 1 if job.pipeline is None else job.pipeline.microbatches
     candidates = tuple(candidates_of(members[0], microbatches, machine) for members in tied.classes)
     if not with_dominated:
         candidates = without_dominated(tied, candidates)
+    if without is not None:
+        candidates = _without(tied, candidates, *without)
     groups, readers = [], []
     for group in tied.groups:
         made, used = _group_arcs(tied, candidates, group, machine)
         groups.append(made)
         readers.append(used)
     return LayoutProblem(tied, candidates, tuple(groups), tuple(readers), _kept(tied))
+
+
+def _without(
+    tied: TiedGraph, candidates: tuple[Candidates, ...], name: str, layout: NdSbp
+) -> tuple[Candidates, ...]:
+    for place, op in enumerate(tied.job.ops):
+        for slot, value in enumerate(op.outputs):
+            if value.name == name:
+                number = tied.class_of[place]
+                each = candidates[number]
+                keep = [signature.outputs[slot] != layout for signature in each.signatures]
+                return (*candidates[:number], each.where(keep), *candidates[number + 1 :])
+    return candidates
 
 
 def _kept(tied: TiedGraph) -> tuple[bool, ...]:

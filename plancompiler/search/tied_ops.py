@@ -69,7 +69,11 @@ class TiedGraph:
 def tie_ops(job: Job, rounds: int | None) -> TiedGraph:
     """The job's ops by classes, after so many rounds; None: every op is a class of its own."""
     ops = job.ops
-    colours = list(range(len(ops))) if rounds is None else _colours(ops, rounds)
+    return _tied(job, range(len(ops)) if rounds is None else _colours(ops, rounds))
+
+
+def _tied(job: Job, colours: Sequence[int]) -> TiedGraph:
+    ops = job.ops
     members: list[list[Op]] = [[] for _ in range(max(colours, default=-1) + 1)]
     for op, colour in zip(ops, colours, strict=True):
         members[colour].append(op)
@@ -86,14 +90,15 @@ def tie_ops(job: Job, rounds: int | None) -> TiedGraph:
                 names.setdefault((colour, slot, read), []).append(value.name)
     groups = tuple(ValueGroup(*key, tuple(values)) for key, values in names.items())
     group_of = {name: number for number, group in enumerate(groups) for name in group.names}
-    contexts = Counter(
+    keys = [
         (
             colour,
             tuple([group_of[value.name] for value in op.inputs]),
             tuple([group_of.get(value.name, -1) for value in op.outputs]),
         )
         for op, colour in zip(ops, colours, strict=True)
-    )
+    ]
+    contexts = Counter(keys)
     return TiedGraph(
         job,
         tuple(colours),
