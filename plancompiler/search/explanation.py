@@ -18,7 +18,7 @@ class Explanation:
     name: str
     layout: NdSbp
     objective_seconds: float
-    alike: int
+    tied: int
     """Tensors of repeated layers that are decided about together."""
     second: NdSbp | None
     """None where no other layout fits."""
@@ -28,7 +28,7 @@ class Explanation:
 
     def lines(self) -> list[str]:
         """The explanation as text."""
-        among = f", with {self.alike - 1} others like it" if self.alike > 1 else ""
+        among = f", with {self.tied - 1} others like it" if self.tied > 1 else ""
         lines = [f"{self.name}: {self.layout}{among}, in a step of {self.objective_seconds:.4g} s"]
         if self.second is None or self.second_seconds is None:
             lines.append("no other layout is possible")
@@ -46,7 +46,7 @@ class Explanation:
             "name": self.name,
             "layout": str(self.layout),
             "objective_seconds": self.objective_seconds,
-            "alike": self.alike,
+            "tied": self.tied,
             "second": None if self.second is None else str(self.second),
             "second_seconds": self.second_seconds,
             "decided_by": self.decided_by,
@@ -60,15 +60,15 @@ def explain_layout(result: LayoutSearch, name: str, memory_bytes: float | None) 
     """
     op, value = _value_of(result, name)
     layout = result.layouts()[value]
-    alike = result.times.get(value, 1)
+    tied = result.times.get(value, 1)
     if op.sbp is not None:
         line = f"the demand at {op.source}"
-        return Explanation(name, layout, result.objective_seconds, alike, None, None, line)
+        return Explanation(name, layout, result.objective_seconds, tied, None, None, line)
     try:
         rival = search_layouts(result.job, memory_bytes, (value, layout))
     except UsageError:
         return Explanation(
-            name, layout, result.objective_seconds, alike, None, None, "what the ops accept"
+            name, layout, result.objective_seconds, tied, None, None, "what the ops accept"
         )
     decided = "the cost"
     if memory_bytes is not None:
@@ -79,7 +79,7 @@ def explain_layout(result: LayoutSearch, name: str, memory_bytes: float | None) 
         name,
         layout,
         result.objective_seconds,
-        alike,
+        tied,
         rival.layouts()[value],
         rival.objective_seconds,
         decided,

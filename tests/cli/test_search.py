@@ -28,14 +28,14 @@ def searched(invoke: Invoke, *options: str) -> dict[str, object]:
 
 def test_the_best_plans_come_first_with_a_bound(invoke: Invoke, tmp_path: Path) -> None:
     out = tmp_path / "layout.toml"
-    found = searched(invoke, "--devices", "4", "--out", str(out))
-    plans = found["plans"]
+    answer = searched(invoke, "--devices", "4", "--out", str(out))
+    plans = answer["plans"]
     assert isinstance(plans, list)
     assert sorted(plan["mesh"] for plan in plans) == [[2, 2], [4]]
     assert plans[0]["step_seconds"] == min(plan["step_seconds"] for plan in plans)
     assert plans[0]["layout_file"] == str(out)
-    assert 0 < found["bound_seconds"] <= found["objective_seconds"]  # type: ignore[operator]
-    assert found["gap"] <= 0.01  # type: ignore[operator]
+    assert 0 < answer["bound_seconds"] <= answer["objective_seconds"]  # type: ignore[operator]
+    assert answer["gap"] <= 0.01  # type: ignore[operator]
 
 
 def test_a_layout_file_gives_the_layouts_again_and_may_be_edited(
@@ -56,8 +56,8 @@ def test_a_layout_file_gives_the_layouts_again_and_may_be_edited(
 
 
 def test_why_a_tensor_has_its_layout_is_explained(invoke: Invoke) -> None:
-    found = searched(invoke, "--devices", "2", "--explain", "2.weight")
-    explained = found["explained"]
+    answer = searched(invoke, "--devices", "2", "--explain", "2.weight")
+    explained = answer["explained"]
     assert isinstance(explained, dict)
     assert explained["second_seconds"] >= explained["objective_seconds"]
     assert explained["second"] != explained["layout"]
