@@ -35,7 +35,7 @@ class Reading(Protocol):
 class Call:
     """A node that is read."""
 
-    __slots__ = ("attributes", "inputs", "line", "outputs", "scope", "version", "where")
+    __slots__ = ("attributes", "inputs", "line", "outputs", "scope", "where")
 
     def __init__(
         self,

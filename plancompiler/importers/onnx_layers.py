@@ -557,7 +557,6 @@ def _nll_loss(
 ) -> Any:
     """Of log probabilities [n, classes, ...] and labels [n, ...]."""
     order = [0, *range(2, x.ndim), 1]
-    classes = x.shape[1]
     labels = target.cast(DType.INT64)
     counted = None if ignore_index is None else f.not_equal(labels, ignore_index)
     if counted is not None:
@@ -572,7 +571,6 @@ def _nll_loss(
         share = f.where(counted, share, f.zeros_like(share))
         picked = f.where(counted, picked, f.zeros_like(picked))
     losses = -picked * share
-    del classes
     if reduction == "none":
         return losses
     total = losses.sum()

@@ -1,7 +1,9 @@
-"""The rules of ONNX's recurrent layers: LSTM, GRU and RNN, one step after the other.
+"""The rules of ONNX's recurrent layers: LSTM, GRU and RNN.
 
-The product of the input with its weights is made once for all steps. A sequence that is shorter
-than the others keeps its state after its end, and gives zeros.
+The usual ones are one op for all steps. Those with peepholes, clipping, other activations or
+sequences of several lengths are computed one step after the other, the product of the input with
+its weights once for all of them. A sequence that is shorter than the others keeps its state after
+its end, and gives zeros.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from plancompiler.frontend import functions as f
+from plancompiler.frontend.nn.functional.recurrence import direction as direction_of
 from plancompiler.importers.onnx_rules import as_tensor, refused
 from plancompiler.importers.rules import onnx_rule
 from plancompiler.ir import DType
@@ -100,7 +103,6 @@ def _lstm_step(
             o = o + peeps[1] * c
         return gate(_limited(o, clip)) * squash(c), c
 
-    del bias
     return step
 
 
@@ -147,10 +149,45 @@ def _rnn_step(
     return step
 
 
+_ORDER = {"lstm": (0, 2, 3, 1), "gru": (1, 0, 2), "rnn": (0,)}
+"""The standard's gates in the order of the ops."""
+_USUAL = {"lstm": ["sigmoid", "tanh", "tanh"], "gru": ["sigmoid", "tanh"]}
+
+
+def _plain_kind(kind: str, names: Sequence[str], unusual: bool, named: Mapping[str, Any]) -> bool:
+    """Whether the op of a kind computes a direction with these activations."""
+    if unusual or named.get("input_forget", 0):
+        return False
+    if kind == "gru" and not named.get("linear_before_reset", 0):
+        return False
+    lower = [each.lower() for each in names]
+    return lower == _USUAL[kind] if kind in _USUAL else lower[0] in ("tanh", "relu")
+
+
+def _ordered(x: Any, kind: str) -> Any:
+    """Gates along the first axis in the order of the op."""
+    order = _ORDER[kind]
+    if len(order) == 1:
+        return x
+    parts = f.split(x, [x.shape[0] // len(order)] * len(order), 0)
+    return f.concat([parts[each] for each in order], 0)
+
+
+def _at_once(
+    kind: str, x: Any, w: Any, r: Any, bias: Any, start: State, backwards: bool, name: str
+) -> tuple[Any, State]:
+    """The outputs of all steps [time, batch, size], and the last state."""
+    halves = (None, None) if bias is None else _parts(bias, 2)
+    weights = [None if e is None else _ordered(e, kind) for e in (w, r, *halves)]
+    attrs = {"nonlinearity": name.lower()} if kind == "rnn" else {}
+    every = direction_of(kind, x, start, weights, backwards, **attrs)
+    return every[0], tuple(f.select(e, 0, 0 if backwards else x.shape[0] - 1) for e in every)
+
+
 def _layer(
-    gates: int, states: int, defaults: Sequence[str], make: Callable[..., Step]
+    kind: str, states: int, defaults: Sequence[str], make: Callable[..., Step]
 ) -> Callable[..., Any]:
-    """The rule of a kind of layer with this many gates and tensors of state."""
+    """The rule of a kind of layer with this many tensors of state."""
 
     def rule(
         x: Any,
@@ -172,9 +209,9 @@ def _layer(
         **named: Any,
     ) -> Any:
         directions = weight.shape[0]
-        functions = _activations(
-            list(activations or list(defaults) * directions), activation_alpha, activation_beta
-        )
+        names = list(activations or list(defaults) * directions)
+        functions = _activations(names, activation_alpha, activation_beta)
+        unusual = clip is not None or sequence_lens is not None or peepholes is not None
         if layout:
             x = x.transpose([1, 0, 2])
             initial_h, initial_c = (
@@ -186,6 +223,14 @@ def _layer(
             w, r = f.select(weight, 0, way), f.select(recurrent, 0, way)
             size = r.shape[1]
             backwards = direction == "reverse" or way == 1
+            given = (initial_h, initial_c)[:states]
+            empty = f.full_like(x, 0.0, [x.shape[1], size])
+            start = tuple(empty if each is None else f.select(each, 0, way) for each in given)
+            own_names = names[way * len(defaults) : (way + 1) * len(defaults)]
+            if x.shape[0] and _plain_kind(kind, own_names, unusual, named):
+                both = None if bias is None else f.select(bias, 0, way)
+                ways.append(_at_once(kind, x, w, r, both, start, backwards, own_names[0]))
+                continue
             projected = f.matmul(x, w, transpose_b=True)
             inner = None
             if bias is not None:
@@ -198,9 +243,6 @@ def _layer(
             peep = None if peepholes is None else f.select(peepholes, 0, way)
             own = functions[way * len(defaults) : (way + 1) * len(defaults)]
             step = make(r, inner, peep, own, clip, named)
-            given = (initial_h, initial_c)[:states]
-            empty = f.full_like(x, 0.0, [x.shape[1], size])
-            start = tuple(empty if each is None else f.select(each, 0, way) for each in given)
             ways.append(_run(projected, start, step, sequence_lens, backwards))
         y = f.stack([rows for rows, _ in ways], 1)
         last = [f.stack([state[number] for _, state in ways], 0) for number in range(states)]
@@ -209,7 +251,6 @@ def _layer(
             last = [each.transpose([1, 0, 2]) for each in last]
         return y, *last
 
-    del gates
     return rule
 
 
@@ -235,8 +276,8 @@ def _run(
 
 
 for _name, _rule in {
-    "LSTM": _layer(4, 2, ("Sigmoid", "Tanh", "Tanh"), _lstm_step),
-    "GRU": _layer(3, 1, ("Sigmoid", "Tanh"), _gru_step),
-    "RNN": _layer(1, 1, ("Tanh",), _rnn_step),
+    "LSTM": _layer("lstm", 2, ("Sigmoid", "Tanh", "Tanh"), _lstm_step),
+    "GRU": _layer("gru", 1, ("Sigmoid", "Tanh"), _gru_step),
+    "RNN": _layer("rnn", 1, ("Tanh",), _rnn_step),
 }.items():
     onnx_rule(_name)(_rule)

@@ -72,6 +72,58 @@ def test_models_of_packages_compute_what_onnxruntime_does(file, size):
             np.testing.assert_allclose(running.step(x=x)["y"], wanted, 1e-4, 1e-4)
 
 
+@pytest.mark.parametrize(
+    ("operator", "gates", "attributes"),
+    [
+        ("LSTM", 4, {}),
+        ("LSTM", 4, {"clip": 0.3}),
+        ("LSTM", 4, {"activations": ["Sigmoid", "Softsign", "Tanh"] * 2}),
+        ("GRU", 3, {"linear_before_reset": 1}),
+        ("GRU", 3, {"linear_before_reset": 0}),
+        ("GRU", 3, {"linear_before_reset": 1, "clip": 0.3}),
+        ("RNN", 1, {"activations": ["Tanh", "Relu"]}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("lengths", [False, True], ids=["whole", "lengths"])
+def test_recurrent_layers_in_both_directions(operator, gates, attributes, lengths):
+    import onnx
+
+    time, batch, size, hidden = 5, 3, 4, 2
+    rng = np.random.default_rng(0)
+    shapes = {
+        "w": (2, gates * hidden, size),
+        "r": (2, gates * hidden, hidden),
+        "b": (2, 2 * gates * hidden),
+        "h": (2, batch, hidden),
+        "c": (2, batch, hidden),
+    }
+    values = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    values["n"] = np.array([5, 2, 4], np.int32)
+    read = ["x", "w", "r", "b", "n" if lengths else "", "h", *(["c"] if operator == "LSTM" else [])]
+    made = ["y", "yh", *(["yc"] if operator == "LSTM" else [])]
+    layer = onnx.helper.make_node(
+        operator, read, made, direction="bidirectional", hidden_size=hidden, **attributes
+    )
+    proto = onnx.helper.make_model(
+        onnx.helper.make_graph(
+            [layer],
+            "layer",
+            [onnx.helper.make_tensor_value_info("x", 1, [time, batch, size])],
+            [onnx.helper.make_tensor_value_info(name, 1, None) for name in made],
+            [onnx.numpy_helper.from_array(values[name], name) for name in read[1:] if name],
+        ),
+        opset_imports=[onnx.helper.make_opsetid("", 14)],
+        ir_version=10,
+    )
+    x = rng.normal(size=(time, batch, size)).astype(np.float32)
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    wanted = session.run(None, {"x": x})
+    out = pc.from_onnx(proto)(pc.tensor(x, onnx_cases.HERE))
+    for ours, theirs in zip(out, wanted, strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs, 1e-5, 1e-6)
+
+
 def test_a_resnet_that_pytorch_exported_is_tuned_on_digits():
     """Batch norm keeps the statistics that it has, in PyTorch too."""
     torch = pytest.importorskip("torch")
