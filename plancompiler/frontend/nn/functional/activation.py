@@ -12,7 +12,7 @@ from plancompiler.frontend.functions.elementwise import abs as abs_of
 from plancompiler.frontend.functions.elementwise import where
 from plancompiler.frontend.functions.random import rand_like
 from plancompiler.frontend.functions.training import dropout as drop
-from plancompiler.frontend.nn.functional.reduction import public
+from plancompiler.frontend.nn.functional.public import public
 from plancompiler.ir import DType
 from plancompiler.ir.operators import normalize_axes
 from plancompiler.ops.registry import apply_one

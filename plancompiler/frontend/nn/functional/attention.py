@@ -8,7 +8,7 @@ from plancompiler.errors import ShapeError
 from plancompiler.frontend.functions import attention as ours
 from plancompiler.frontend.functions.derived import Tensor
 from plancompiler.frontend.functions.elementwise import where
-from plancompiler.frontend.nn.functional.reduction import public
+from plancompiler.frontend.nn.functional.public import public
 from plancompiler.ir import DType
 
 

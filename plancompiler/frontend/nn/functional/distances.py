@@ -8,7 +8,8 @@ from plancompiler.frontend.functions.assembly import broadcast_tensors
 from plancompiler.frontend.functions.derived import Tensor
 from plancompiler.frontend.functions.elementwise import maximum, minimum
 from plancompiler.frontend.functions.reduction import norm
-from plancompiler.frontend.nn.functional.reduction import public, reduced
+from plancompiler.frontend.nn.functional.public import public
+from plancompiler.frontend.nn.functional.reduction import reduced
 from plancompiler.ops.registry import apply_one
 
 

@@ -14,7 +14,7 @@ from plancompiler.frontend.functions.elementwise import maximum, minimum, where
 from plancompiler.frontend.functions.elementwise import round as round_of
 from plancompiler.frontend.functions.linear import matmul
 from plancompiler.frontend.functions.shape import concat, expand
-from plancompiler.frontend.nn.functional.reduction import public
+from plancompiler.frontend.nn.functional.public import public
 from plancompiler.ir import AttrValue
 from plancompiler.ir.operators import whole_numbers
 from plancompiler.ops.registry import apply_one, apply_source

@@ -15,7 +15,7 @@ from plancompiler.frontend.functions.indexing import one_hot as one_hot_of
 from plancompiler.frontend.functions.linear import einsum
 from plancompiler.frontend.functions.linear import linear as linear_of
 from plancompiler.frontend.functions.reduction import any as any_of
-from plancompiler.frontend.nn.functional.reduction import public
+from plancompiler.frontend.nn.functional.public import public
 from plancompiler.ops.registry import apply_one
 
 

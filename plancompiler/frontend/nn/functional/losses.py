@@ -15,7 +15,8 @@ from plancompiler.frontend.functions.derived import Tensor
 from plancompiler.frontend.functions.elementwise import maximum, where
 from plancompiler.frontend.functions.indexing import take_along_axis
 from plancompiler.frontend.functions.shape import expand
-from plancompiler.frontend.nn.functional.reduction import check_reduction, public, reduced
+from plancompiler.frontend.nn.functional.public import public
+from plancompiler.frontend.nn.functional.reduction import check_reduction, reduced
 from plancompiler.ops.check import broadcast_shapes
 from plancompiler.ops.gradient import widened
 from plancompiler.ops.registry import apply, apply_one

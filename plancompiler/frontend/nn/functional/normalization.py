@@ -11,7 +11,7 @@ from plancompiler.frontend.functions.derived import Tensor
 from plancompiler.frontend.functions.elementwise import full_like
 from plancompiler.frontend.functions.shape import moveaxis
 from plancompiler.frontend.functions.shape import pad as pad_all
-from plancompiler.frontend.nn.functional.reduction import public
+from plancompiler.frontend.nn.functional.public import public
 from plancompiler.ir.operators import whole_numbers
 from plancompiler.ops.registry import apply_one
 

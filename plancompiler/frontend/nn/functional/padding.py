@@ -8,7 +8,7 @@ from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.frontend.functions.derived import Tensor
 from plancompiler.frontend.functions.shape import concat, expand, flip
 from plancompiler.frontend.functions.shape import pad as pad_all
-from plancompiler.frontend.nn.functional.reduction import public
+from plancompiler.frontend.nn.functional.public import public
 from plancompiler.ir.operators import whole_numbers
 
 

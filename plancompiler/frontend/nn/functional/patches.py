@@ -9,7 +9,7 @@ from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.frontend.functions.convolution import Sizes, per_axis
 from plancompiler.frontend.functions.derived import Tensor
 from plancompiler.frontend.functions.shape import pad, stack
-from plancompiler.frontend.nn.functional.reduction import public
+from plancompiler.frontend.nn.functional.public import public
 from plancompiler.ops.registry import apply_one
 
 

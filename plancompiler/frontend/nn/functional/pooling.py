@@ -11,7 +11,7 @@ from plancompiler.frontend.functions.convolution import Sizes, per_axis
 from plancompiler.frontend.functions.derived import Tensor
 from plancompiler.frontend.functions.shape import expand, moveaxis
 from plancompiler.frontend.functions.shape import pad as pad_all
-from plancompiler.frontend.nn.functional.reduction import public
+from plancompiler.frontend.nn.functional.public import public
 from plancompiler.ops.registry import apply_one, apply_source
 
 
