@@ -91,8 +91,8 @@ def _reduces(family: TaskFamily) -> bool:
 
 
 def _made(entries: Sequence[PlacedOp | TaskFamily]) -> tuple[set[int], set[int]]:
-    """Families whose values are made after forward, and those whose values follow from variables
-    alone.
+    """Families whose values are made after forward, and those whose values follow from one variable
+    each. (In compiled functions all that is given to the function is a variable, too.)
     """
     late: set[int] = set()
     stored: set[int] = set()
@@ -106,7 +106,8 @@ def _made(entries: Sequence[PlacedOp | TaskFamily]) -> tuple[set[int], set[int]]
             number = entry.family
             if entry.op.origin.phase is not Phase.FORWARD:
                 late.add(number)
-        if (sources and sources <= stored) or _is_variable(entry):
+        alone = isinstance(entry, TaskFamily) or len(entry.op.inputs) == 1
+        if (alone and sources <= stored) or _is_variable(entry):
             stored.add(number)
     return late, stored
 

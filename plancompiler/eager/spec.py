@@ -10,7 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
@@ -23,7 +23,7 @@ from plancompiler.errors import RankError, UsageError
 from plancompiler.executor.comm.context import members_are_compared
 from plancompiler.executor.comm.manager import CommContextManager
 from plancompiler.executor.space import HOST, Space, Spaces
-from plancompiler.ir import AttrValue, DType, NdSbp, Placement, TensorType
+from plancompiler.ir import AttrValue, DType, NdSbp, Phase, Placement, TensorType
 from plancompiler.ir.operators import SbpLike, Scalar, TensorOperators
 from plancompiler.ir.placement import require_placement
 from plancompiler.ir.shard import Region, rank_region, region_shape
@@ -215,6 +215,10 @@ class Mode(ABC, Generic[Tensor]):
         self, source: TensorSpec, target: TensorSpec, key: object
     ) -> Callable[[Tensor], Tensor]:
         """What changes tensors of one spec to those of another; kept by its key where it can be."""
+
+    def phase(self, phase: Phase) -> AbstractContextManager[None]:
+        """Ops of the block belong to this phase of a step, where they are recorded in a job."""
+        return nullcontext()
 
     def record(self, close: Callable[[], None]) -> Path | None:
         """Where the run of a compiled function records what it does, if it is to; `close` ends it.

@@ -13,7 +13,7 @@ from plancompiler.eager.inplace_forms import check_tensor
 from plancompiler.eager.spec import TensorSpec
 from plancompiler.eager.tensor import DistTensor, Grads, Leaf, Node, Tensors
 from plancompiler.errors import GradientError
-from plancompiler.ir import BROADCAST, AttrValue, Broadcast, NdSbp, Partial
+from plancompiler.ir import BROADCAST, AttrValue, Broadcast, NdSbp, Partial, Phase
 from plancompiler.ir.source import user_line
 
 _NODE = attrgetter("node")
@@ -56,6 +56,17 @@ def backward(
     With `wrt` the gradients of these tensors are returned and nothing else changes; else every leaf
     on the way adds to its `grad`. GradientError for what has no gradient or cannot be walked again.
     """
+    mode = roots[0][0].spec.world.mode
+    with mode.phase(Phase.BACKWARD):
+        return _walk_back(roots, wrt, retain_graph, create_graph)
+
+
+def _walk_back(
+    roots: Sequence[tuple[DistTensor, DistTensor]],
+    wrt: Tensors | None,
+    retain_graph: bool,
+    create_graph: bool,
+) -> list[DistTensor | None]:
     world = roots[0][0].spec.world
     traces = world.mode.traces
     wanted = None if wrt is None else [_place(tensor) for tensor in wrt]

@@ -9,7 +9,7 @@ becomes a variable of the job when an op first reads it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, cast
 from weakref import ReferenceType, ref
@@ -25,7 +25,7 @@ from plancompiler.eager.tensor import DistTensor, Grads, Leaf, Node, Tensors, re
 from plancompiler.eager.world import World
 from plancompiler.errors import GradientError, TracingError
 from plancompiler.frontend.trace import JobBuilder
-from plancompiler.ir import AttrValue, NdSbp, Placement, Value
+from plancompiler.ir import AttrValue, NdSbp, Phase, Placement, Value
 from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array, op_def
 
@@ -116,6 +116,10 @@ class TraceMode(RunMode):
         self._by_array: dict[int, Capture] = {}
         self._made: list[ReferenceType[DistTensor]] = []
         """The tensors that the function has made."""
+
+    def phase(self, phase: Phase) -> AbstractContextManager[None]:
+        """See `Mode.phase`."""
+        return self.recorder.phase(phase)
 
     @contextmanager
     def recording(self) -> Iterator[None]:

@@ -197,8 +197,8 @@ class World(WorldState[DistTensor]):
         return user_line()
 
     def phase(self, phase: Phase) -> AbstractContextManager[None]:
-        """Ops are not sorted by phase when they run at once."""
-        return nullcontext()
+        """Ops are sorted by phase where they are recorded in a job."""
+        return self.mode.phase(phase)
 
     def region(self, name: str, checkpoint: bool) -> AbstractContextManager[None]:
         """Regions that may be computed again matter to the compiler only."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -539,6 +540,7 @@ def test_a_rank_that_fails_stops_the_others():
 
 SCRIPT = """
 import sys
+import threading
 import numpy as np
 import plancompiler as pc
 from plancompiler import nn
@@ -582,3 +584,30 @@ def test_ranks_as_processes(tmp_path):
     losses = [list(map(float, line.split())) for line in results]
     assert losses[0][-1] < losses[0][0]
     np.testing.assert_allclose(losses[1:], [losses[0]] * 2, 1e-3)
+
+
+# --- streams --------------------------------------------------------------------------------------
+
+
+def test_gradients_have_a_stream_of_their_own_as_in_jobs():
+    def program():
+        model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)).place(PAIR)
+        optimizer = pc.optim.SGD(model.parameters(), lr=0.1)
+        x = pc.tensor(np.ones((4, 6), np.float32), PAIR, ["S(0)"])
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = (model(x) ** 2).mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        losses = [step(x).item()]
+        compiled = pc.compile(step)
+        losses += [compiled(x).item() for _ in range(2)]
+        streams = {thread.name for thread in threading.enumerate()}
+        return losses, f"plancompiler-{rank_number()}-gradient" in streams
+
+    for losses, apart in on_pair(program):
+        assert apart
+        assert losses[2] < losses[1] < losses[0]
