@@ -19,7 +19,7 @@ install_importers() {
     install_project test
     step "Install JAX, Flax and Optax"
     "$venv/bin/python" -m pip install -qq --disable-pip-version-check \
-        jax==0.10.2 flax==0.12.8 optax==0.2.8
+        jax==0.10.2 flax==0.12.8 optax==0.2.8 flatbuffers
     if "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then
         step "Install PyTorch, transformers and ONNX"
         "$venv/bin/python" -m pip install -qq --disable-pip-version-check \
