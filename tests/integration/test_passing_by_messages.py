@@ -1,0 +1,58 @@
+"""What kernels pass between ranks that share no memory: the same results as on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+import plancompiler as pc
+from plancompiler.eager import spawn
+from plancompiler.executor.comm.messages import MessageLink
+from plancompiler.executor.runtime import Runtime
+from plancompiler.lower.compile import compile_plans
+from tests.forecasting.wire import Port, Switch, in_threads
+from tests.integration import test_experts as experts
+from tests.integration import test_ring_attention as rings
+
+ALONE = pc.Placement("cpu", [0])
+STEPS = 3  # pieces and slots are used again
+
+
+def outputs_of(job: pc.Job, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The last step's outputs of ranks as threads on a wire of messages."""
+    plans, switch = compile_plans(job, job.world_size).plans, Switch()
+    outputs: dict[str, np.ndarray] = {}
+
+    def run(rank: int) -> None:
+        runtime = Runtime(
+            plans[rank],
+            MessageLink(rank, Port(rank, switch)),
+            on_outputs=lambda step, name, value: outputs.update({name: value}),
+        )
+        try:
+            runtime.prepare()
+            for _ in range(STEPS):
+                runtime.feed({name: feeds[name] for name in runtime.input_names})
+                runtime.run(1)
+        finally:
+            runtime.close()
+
+    try:
+        in_threads(run, list(plans))
+    finally:
+        switch.close()
+    return outputs
+
+
+def test_keys_and_values_go_round():
+    whole = [values for values, *_ in spawn(rings.run_eagerly, 1, ALONE, [], False)[0]]
+    outputs = outputs_of(rings.job_of_all(), rings.feeds_of())
+    rings.assert_same(rings.named(outputs), whole[1::2], rings.IN_JOBS)
+
+
+def test_rows_go_to_experts():
+    rows = experts.TOKENS * experts.CHOICES
+    alone, _ = spawn(experts.run_eagerly, 1, ALONE, ["B"], rows, 1)[0]
+    outputs = outputs_of(experts.job_of(int(experts.WANTED.max())), experts.FEEDS)
+    experts.assert_same([outputs[name] for name in "yabcd"], alone)
