@@ -234,6 +234,8 @@ CASES = {
         by_mask(),
     ),
     "empty_like": (lambda x: pc.empty_like(x, "int64"), [X], np.zeros((4, 5), np.int64)),
+    "diff of nothing": (lambda x: pc.diff(x, 0, prepend=x), [X], X),
+    "clip by whole numbers": (lambda x, low: x.clip(low, 1), [X, WHOLE - 2], X.clip(WHOLE - 2, 1)),
     "diagonal": (lambda x: x.diagonal(1), [X], np.diagonal(X, 1)),
 }
 

@@ -1,6 +1,7 @@
 """PyTorch's op database run through our functions: forward, gradients, layouts.
 
-    python -m tests.suites.op_db [--only REGEX] [--samples N] [--json FILE] [--page FILE]
+    python -m tests.suites.op_db [--only REGEX] [--rest FILE] [--samples N] [--json FILE]
+        [--page FILE]
 
 Every sample of every op variant, in float32 and float64 (else int64), is called on one rank; the
 first of them also on 2 and 2×2 ranks, with each input split along each axis, all split, and all
@@ -24,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map
 
 import plancompiler as pc
 from plancompiler.eager import DistTensor, spawn
@@ -111,19 +113,27 @@ def cases_of(op: Any, samples: int) -> Iterator[Case]:
         wanted = op.supports_autograd and dtype.is_floating_point
         torch.manual_seed(7)
         for sample in islice(op.sample_inputs("cpu", dtype, requires_grad=wanted), samples):
-            args = (sample.input, *sample.args)
-            if any(each.is_complex() for each in tensors_in([args, sample.kwargs])):
+            # Copies: some samples share tensors that some ops change.
+            args, kwargs = tree_map(copied, ((sample.input, *sample.args), sample.kwargs))
+            if any(each.is_complex() for each in tensors_in([args, kwargs])):
                 continue
             torch.manual_seed(11)
             try:
-                made = op(*args, **sample.kwargs)
+                made = op(*args, **kwargs)
             except (RuntimeError, TypeError, ValueError):
                 continue
             process = sample.output_process_fn_grad or (lambda made: made)
             if op.name in COMPARED:
                 kept = COMPARED[op.name]
                 process = lambda made, kept=kept: tuple(tensors_in(made))[:kept]  # noqa: E731
-            yield case(op, call, dtype, args, sample.kwargs, made, process, wanted)
+            yield case(op, call, dtype, args, kwargs, made, process, wanted)
+
+
+def copied(value: Any) -> Any:
+    """A tensor of its own."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().clone().requires_grad_(value.requires_grad)
 
 
 def case(
@@ -489,10 +499,13 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=1000, help="per variant and dtype")
     parser.add_argument("--spread", type=int, default=5, help="of these, on more than one rank")
     parser.add_argument("--most", type=int, default=8, help="layouts of each on 2 ranks")
+    parser.add_argument("--rest", type=Path, help="such a file, for what --only leaves out")
     parser.add_argument("--json", type=Path, help="a file for the outcomes of every variant")
     parser.add_argument("--page", type=Path, help="the page whose table is written anew")
     options = parser.parse_args()
     results = measure_all(options.only, options.samples, options.spread, options.most)
+    if options.rest:
+        results = read_outcomes(options.rest) | results
     for name, outcome in results.items():
         for reason, count in (outcome.reasons if outcome else Counter()).most_common(6):
             print(f"{name}: {count} × {reason}")
@@ -509,6 +522,14 @@ def main() -> None:
         )
     if options.page:
         write_table(options.page, results)
+
+
+def read_outcomes(file: Path) -> dict[str, Outcome | None]:
+    """What `--json` has written."""
+    return {
+        name: None if each is None else Outcome(Counter(each[0]), Counter(each[1]))
+        for name, each in json.loads(file.read_text()).items()
+    }
 
 
 BEGIN, END = "<!-- op_db: begin -->", "<!-- op_db: end -->"

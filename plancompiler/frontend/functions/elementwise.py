@@ -333,9 +333,10 @@ def clip(
 
 
 def _bound(x: Tensor, bound: Any) -> Any:
-    """A bound; without axes it is of x's dtype, as a number would be."""
-    scalar = isinstance(bound, TensorOperators) and not bound.ndim
-    return bound.cast(x.dtype) if scalar and x.dtype.is_floating else bound
+    """A bound. Without axes, or of whole numbers, it counts in x's dtype, as a number would."""
+    if not isinstance(bound, TensorOperators) or not x.dtype.is_floating:
+        return bound
+    return bound if bound.ndim and bound.dtype.is_floating else bound.cast(x.dtype)
 
 
 @takes_out

@@ -305,11 +305,13 @@ def diff(
     out: Tensor | None = None,
 ) -> Tensor:
     """The differences of neighbours along an axis, `n` times over; of truth values whether they
-    differ. `prepend` and `append` are joined to x first.
+    differ. Taken 0 times it is x. `prepend` and `append` are joined to x first.
     """
     if n < 0:
         raise AttributeValueError("diff is taken 0 times or more", got=n)
     at = one_axis(axis, x.ndim)
+    if n == 0:
+        return x.cast(x.dtype)
     parts = [each for each in (prepend, x, append) if each is not None]
     joint = x if len(parts) == 1 else concat(parts, at)
     for _ in range(n):
