@@ -20,13 +20,14 @@ from plancompiler.cli.options import (
 )
 from plancompiler.cli.output import format_bytes, print_json, print_result, print_table
 from plancompiler.errors import UsageError
+from plancompiler.forecasting.job_forecast import Forecast, forecast
 from plancompiler.ir.whole_file import naming_output, write_whole
 from plancompiler.passes import run_passes
 from plancompiler.search.explanation import Explanation, explain_layout
 from plancompiler.search.layout_file import layout_text
-from plancompiler.search.layout_search import LayoutSearch
+from plancompiler.search.layout_search import LayoutSearch, keep_layouts
 from plancompiler.search.mesh_search import collectives_per_block, search_meshes
-from plancompiler.search.mesh_shapes import placement_of
+from plancompiler.search.mesh_shapes import placement_of, with_mesh
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -91,7 +92,11 @@ def search_command(
       plancompiler compile examples/mlp.py -D layout=auto --ranks 4 --layout layout.toml
     """
     begin = time.perf_counter()
-    config = {"layout": "auto"} | ({} if machine is None else {"machine": machine})
+    config: dict[str, Any] = {"layout": "auto"}
+    if machine is not None:
+        config["machine"] = machine
+    if memory is not None:
+        config["memory_bytes"] = int(memory)
     job = configured(load_job(target, settings, devices), config)
     size = placement_of(job).size
     if devices is not None and size != devices:
@@ -100,9 +105,12 @@ def search_command(
             got=f"--devices {devices}",
             expected=f"{size}, or a job whose function takes `ranks`",
         )
-    job, _ = run_passes(job)
-    results = search_meshes(job, memory)
+    results = search_meshes(run_passes(job)[0], memory)[:top]
     best = results[0]
+    forecasts = []
+    for each in results:
+        keep_layouts(each, config.get("memory_bytes"))
+        forecasts.append(forecast(with_mesh(job, placement_of(each.job).hierarchy)))
     explained = None if name is None else explain_layout(best, name, memory)
     seconds = time.perf_counter() - begin
     if out is not None:
@@ -110,26 +118,29 @@ def search_command(
         with naming_output("the layout file", out):
             write_whole(out, [text.encode()])
     if as_json:
-        print_json(_summary(results[:top], seconds, out, explained))
+        print_json(_summary(results, forecasts, seconds, out, explained))
         return
     print_table(
-        ("mesh", "seconds a step", "bound", "gap", "memory", "variables", "searched in"),
+        ("mesh", "objective", "bound", "step", "memory", "traffic", "searched in"),
         [
             (
                 _mesh(each),
-                f"{each.objective_seconds:.4g}",
-                f"{each.bound_seconds:.4g}",
-                f"{each.gap:.2%}",
-                format_bytes(each.held_bytes),
-                each.variables,
+                f"{each.objective_seconds:.4g} s",
+                f"{each.bound_seconds:.4g} s",
+                f"{known.step_seconds:.4g} s",
+                format_bytes(known.worst.memory.total),
+                format_bytes(known.traffic_bytes),
                 f"{each.seconds:.2f} s",
             )
-            for each in results[:top]
+            for each, known in zip(results, forecasts, strict=True)
         ],
+    )
+    print_result(
+        f"\nno layouts on {_mesh(best)} take less than {1 - best.gap:.2%} of the objective"
     )
     blocks = collectives_per_block(best)
     counted = ", ".join(f"{count:g} {kind}" for kind, count in sorted(blocks.counts.items()))
-    print_result(f"\ncollectives of each of {blocks.blocks} blocks: {counted or 'none'}")
+    print_result(f"collectives of each of {blocks.blocks} blocks: {counted or 'none'}")
     if explained is not None:
         print_result("\n".join(["", *explained.lines()]))
     if out is not None:
@@ -142,6 +153,7 @@ def _mesh(result: LayoutSearch) -> str:
 
 def _summary(
     results: Sequence[LayoutSearch],
+    forecasts: Sequence[Forecast],
     seconds: float,
     out: Path | None,
     explained: Explanation | None,
@@ -158,12 +170,14 @@ def _summary(
             {
                 "mesh": list(placement_of(each.job).hierarchy),
                 "layout_file": str(out) if out is not None and each is best else None,
-                "step_seconds": each.objective_seconds,
-                "memory_bytes": each.held_bytes,
-                "bubble_fraction": 0.0,
+                "objective_seconds": each.objective_seconds,
+                "step_seconds": known.step_seconds,
+                "memory_bytes": known.worst.memory.total,
+                "traffic_bytes": known.traffic_bytes,
+                "bubble_fraction": known.bubble_fraction,
                 "config": str(each.job.config),
             }
-            for each in results
+            for each, known in zip(results, forecasts, strict=True)
         ],
         "collectives_per_block": dict(collectives_per_block(best).counts),
     }

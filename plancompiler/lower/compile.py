@@ -153,9 +153,9 @@ def _chosen_layouts(job: Job) -> OpGraph:
     if config.layout != "auto":
         return infer_sbp(job)
     # It brings a solver, which others do without.
-    from plancompiler.search.layout_search import search_layouts  # noqa: PLC0415
+    from plancompiler.search.layout_search import known_layouts  # noqa: PLC0415
 
-    return OpGraph(job, search_layouts(job, config.memory_bytes or None).signatures)
+    return OpGraph(job, known_layouts(job, config.memory_bytes or None))
 
 
 def _log_work(

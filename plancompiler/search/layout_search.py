@@ -21,6 +21,8 @@ ROUNDS = (2, 4, 8)
 """Of refinement, one after another, until the gap is small."""
 GAP = 0.01
 """The difference between the layouts and the bound, over the layouts, that is good enough."""
+KEPT = 16
+"""Jobs whose layouts are kept."""
 MOST_OPS = 2000
 """Ops up to which each is decided about by itself where few rounds leave a gap."""
 
@@ -91,6 +93,28 @@ def search_layouts(
             hint="allow more memory, or pin less",
         )
     return best
+
+
+def known_layouts(job: Job, memory_bytes: float | None = None) -> tuple[NdSignature, ...]:
+    """The signatures of `search_layouts`, without a good bound. Those of the latest jobs are kept:
+    a job is compiled again for a forecast, or with another recomputation.
+    """
+    key = str(job), memory_bytes
+    signatures = _KNOWN.get(key)
+    if signatures is None:
+        keep_layouts(search_layouts(job, memory_bytes, certify=False), memory_bytes)
+        signatures = _KNOWN[key]
+    return signatures
+
+
+def keep_layouts(result: LayoutSearch, memory_bytes: float | None) -> None:
+    """Let `known_layouts` know them."""
+    _KNOWN[str(result.job), memory_bytes] = result.signatures
+    while len(_KNOWN) > KEPT:
+        del _KNOWN[next(iter(_KNOWN))]
+
+
+_KNOWN: dict[tuple[str, float | None], tuple[NdSignature, ...]] = {}
 
 
 def _search(

@@ -32,7 +32,8 @@ def test_the_best_plans_come_first_with_a_bound(invoke: Invoke, tmp_path: Path) 
     plans = answer["plans"]
     assert isinstance(plans, list)
     assert sorted(plan["mesh"] for plan in plans) == [[2, 2], [4]]
-    assert plans[0]["step_seconds"] == min(plan["step_seconds"] for plan in plans)
+    assert plans[0]["objective_seconds"] == min(plan["objective_seconds"] for plan in plans)
+    assert all(plan["step_seconds"] > 0 and plan["memory_bytes"] > 0 for plan in plans)
     assert plans[0]["layout_file"] == str(out)
     assert 0 < answer["bound_seconds"] <= answer["objective_seconds"]  # type: ignore[operator]
     assert answer["gap"] <= 0.01  # type: ignore[operator]
