@@ -99,19 +99,19 @@ def known_layouts(job: Job, memory_bytes: float | None = None) -> tuple[NdSignat
     """The signatures of `search_layouts`, without a good bound. Those of the latest jobs are kept:
     a job is compiled again for a forecast, or with another recomputation.
     """
-    key = str(job), memory_bytes
-    signatures = _KNOWN.get(key)
+    signatures = _KNOWN.get((str(job), memory_bytes))
     if signatures is None:
-        keep_layouts(search_layouts(job, memory_bytes, certify=False), memory_bytes)
-        signatures = _KNOWN[key]
+        result = search_layouts(job, memory_bytes, certify=False)
+        keep_layouts(result, memory_bytes)
+        signatures = result.signatures
     return signatures
 
 
 def keep_layouts(result: LayoutSearch, memory_bytes: float | None) -> None:
     """Let `known_layouts` know them."""
     _KNOWN[str(result.job), memory_bytes] = result.signatures
-    while len(_KNOWN) > KEPT:
-        del _KNOWN[next(iter(_KNOWN))]
+    for oldest in list(_KNOWN)[:-KEPT]:
+        _KNOWN.pop(oldest, None)
 
 
 _KNOWN: dict[tuple[str, float | None], tuple[NdSignature, ...]] = {}

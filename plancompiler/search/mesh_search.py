@@ -11,8 +11,9 @@ from plancompiler.costs import links_of, machine_of_job
 from plancompiler.errors import UsageError
 from plancompiler.ir import Job, NdSbp
 from plancompiler.ir.task import TaskKind
-from plancompiler.search.layout_search import GAP, LayoutSearch, search_layouts
+from plancompiler.search.layout_search import GAP, ROUNDS, LayoutSearch, search_layouts
 from plancompiler.search.mesh_shapes import is_open, placement_of, shapes_of, with_mesh
+from plancompiler.search.tied_ops import tie_ops
 
 
 def search_meshes(job: Job, memory_bytes: float | None) -> list[LayoutSearch]:
@@ -54,14 +55,15 @@ def collectives_per_block(result: LayoutSearch) -> BlockCollectives:
 
     What a block does to parameters and gradients is among them.
     """
-    times = Counter(result.times.values())
-    times.pop(1, None)
-    if not times:
-        return BlockCollectives(1, _collectives(result, result.times))
-    blocks = max(times, key=lambda each: (times[each], each))
-    inside = [name for name, count in result.times.items() if count == blocks]
-    counts = _collectives(result, inside)
-    return BlockCollectives(blocks, {kind: count / blocks for kind, count in counts.items()})
+    groups = tie_ops(result.job, ROUNDS[0]).groups
+    times = {name: len(group.names) for group in groups for name in group.names}
+    counts = Counter(times.values())
+    counts.pop(1, None)
+    if not counts:
+        return BlockCollectives(1, _collectives(result, times))
+    blocks = max(counts, key=lambda each: (counts[each], each))
+    inside = _collectives(result, [name for name, count in times.items() if count == blocks])
+    return BlockCollectives(blocks, {kind: count / blocks for kind, count in inside.items()})
 
 
 def _collectives(result: LayoutSearch, names: Iterable[str]) -> dict[str, float]:
