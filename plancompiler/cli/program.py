@@ -36,21 +36,23 @@ COMMANDS = {
     "manifest": "Print what a cluster is told to start a run.",
     "master": "Take jobs, compile them and drive workers.",
     "ops": "List the op table.",
+    "plan-diff": "Compare two sets of plans, or two forecasts.",
     "run": "Compile a job and run it on this machine.",
     "search": "Search for the best layouts of a job.",
     "status": "Show one job of a master.",
     "submit": "Send a job to a master and follow it.",
     "worker": "Run one rank of a master's jobs.",
 }
-"""Command to what the program's help says of it. Its module has its name."""
+"""Command to what the program's help says of it. Its module has its name, with `_` for `-`."""
 EXIT_FAILED = 1
 
 
 def load_command(name: str) -> click.Command:
     """One of `COMMANDS`, with all that it needs."""
+    identifier = name.replace("-", "_")
     with collector_paused():  # modules stay: looking through them takes a tenth of the start
-        module = importlib.import_module(f"plancompiler.cli.{name}")
-    return cast("click.Command", getattr(module, f"{name}_command"))
+        module = importlib.import_module(f"plancompiler.cli.{identifier}")
+    return cast("click.Command", getattr(module, f"{identifier}_command"))
 
 
 class CommandLine(click.Group):

@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -23,6 +23,7 @@ from plancompiler.forecasting.memory import RankMemory, rank_memory
 from plancompiler.forecasting.rank_classes import RankClass, RankClasses, rank_classes
 from plancompiler.forecasting.task_time import TaskTimes
 from plancompiler.forecasting.traffic import Received, depends_on_data, received_in_step
+from plancompiler.forecasting.user_lines import LineFigures, figures_by_line
 from plancompiler.ir import DType, Job
 from plancompiler.ir.task import TaskKind, pack_register_id, unpack_id
 from plancompiler.lower.collector import collector_paused
@@ -30,6 +31,7 @@ from plancompiler.lower.compile import build_graph
 from plancompiler.ops.registry import flops_of
 from plancompiler.passes import config_of
 from plancompiler.plan.memory_report import LiveRegister, memory_report
+from plancompiler.plan.plan import Plan
 from plancompiler.simulate import Simulation, simulate
 
 STEPS = 3
@@ -128,6 +130,15 @@ class Forecast:
             for one in received_in_step(each.plan, self.machine):
                 yield each, one
 
+    @cached_property
+    def lines(self) -> tuple[LineFigures, ...]:
+        """What each of the user's lines takes, over all ranks."""
+        return figures_by_line(
+            ((each.plan, len(each.ranks)) for each in self.rank_classes.classes),
+            self.machine,
+            times_on(self.machine, self.ranks),
+        )
+
     def json(self) -> dict[str, Any]:
         """As plain data, with the fields that `plancompiler forecast --json` prints."""
         worst, busiest = self.worst, self.busiest
@@ -158,6 +169,7 @@ class Forecast:
             "exposed_communication_seconds": busiest.exposed_communication_seconds,
             "bubble_fraction": self.bubble_fraction,
             "mfu": self.mfu,
+            "lines": [each.json() for each in self.lines],
             "seconds_taken": self.seconds_taken,
         }
 
@@ -185,30 +197,9 @@ def forecast(
     job = replace(job, config=replace(config, machine=setting))
     graph = build_graph(job, world_size)
     classes = rank_classes(graph)
-    plans = classes.plans
-    times = TaskTimes(known, _slowdown(known, world_size))
-    runs = sum(
-        sum(
-            plan.microbatches if plan.segments[task.segment].kind.per_microbatch else 1
-            for task in plan.tasks
-        )
-        for plan in plans.values()
-    )
-    steps = 1 if runs > MANY_RUNS else STEPS
-    simulation = simulate(
-        plans,
-        lambda rank, task: times.seconds(plans[rank], task),
-        steps=steps,
-        stands_for=classes.stands_for,
-    )
-    ends = [0.0] * steps
-    for run in simulation.runs:
-        ends[run.step] = max(ends[run.step], run.end)
-    step_seconds = known.host.step_seconds + (
-        ends[-1] if steps == 1 else (ends[-1] - ends[0]) / (steps - 1)
-    )
+    simulation, step_seconds = simulated_step(classes.plans, known, world_size, classes.stands_for)
     traffic: dict[str, float] = {}
-    parts = _parts_of_step(simulation, steps - 1, step_seconds)
+    parts = _parts_of_step(simulation, simulation.last_step, step_seconds)
     forecasts = []
     for each in classes.classes:
         received = 0.0
@@ -247,9 +238,42 @@ def _is_shipped(machine: Machine) -> bool:
     return machine.name in machine_names() and machine is machine_of(machine.name)
 
 
-def _slowdown(machine: Machine, ranks: int) -> float:
-    """Of kernels, by ranks that share a host with each other."""
-    return machine.host.slowdown if ranks > 1 else 1.0
+def simulated_step(
+    plans: dict[int, Plan],
+    machine: Machine,
+    world_size: int,
+    stands_for: Callable[[int], int] | None = None,
+) -> tuple[Simulation, float]:
+    """Steps of plans under a virtual clock, and the seconds of one; of all ranks, or of those that
+    stand for others (`simulate`).
+    """
+    times = times_on(machine, world_size)
+    runs = sum(
+        sum(
+            plan.microbatches if plan.segments[task.segment].kind.per_microbatch else 1
+            for task in plan.tasks
+        )
+        for plan in plans.values()
+    )
+    steps = 1 if runs > MANY_RUNS else STEPS
+    simulation = simulate(
+        plans,
+        lambda rank, task: times.seconds(plans[rank], task),
+        steps=steps,
+        stands_for=stands_for,
+    )
+    ends = [0.0] * steps
+    for run in simulation.runs:
+        ends[run.step] = max(ends[run.step], run.end)
+    return simulation, machine.host.step_seconds + (
+        ends[-1] if steps == 1 else (ends[-1] - ends[0]) / (steps - 1)
+    )
+
+
+def times_on(machine: Machine, ranks: int) -> TaskTimes:
+    """What tasks take where so many ranks are at work."""
+    # Ranks that share a host slow each other's kernels down.
+    return TaskTimes(machine, machine.host.slowdown if ranks > 1 else 1.0)
 
 
 def _slots_of(classes: RankClasses, register: int) -> int:

@@ -77,6 +77,11 @@ class Simulation:
         """Seconds from the start to the end of the last action."""
         return max((run.end for run in self.runs), default=0.0)
 
+    @property
+    def last_step(self) -> int:
+        """The number of the last step that was simulated."""
+        return max((run.step for run in self.runs), default=0)
+
     def busy(self) -> dict[tuple[int, Stream], float]:
         """(rank, stream) → seconds in which a task ran there, for every stream of every rank."""
         busy = {

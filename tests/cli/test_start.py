@@ -37,7 +37,7 @@ def test_the_commands_are_those_that_have_a_file() -> None:
     files = [
         path.stem for path in folder.glob("*.py") if f"def {path.stem}_command" in path.read_text()
     ]
-    assert sorted(COMMANDS) == sorted(files)
+    assert sorted(COMMANDS) == sorted(file.replace("_", "-") for file in files)
     assert [load_command(name).name for name in COMMANDS] == list(COMMANDS)
 
 
