@@ -21,6 +21,7 @@ from plancompiler.cli.output import format_bytes, print_json, print_note, print_
 from plancompiler.costs.choice import chosen_machine
 from plancompiler.forecasting import Forecast, forecast
 from plancompiler.forecasting.fitting import Change, changes_of
+from plancompiler.forecasting.html_report import html_report
 from plancompiler.forecasting.measured_run import MeasuredRun, run_measured, total_memory
 from plancompiler.ir.whole_file import naming_output, write_whole
 from plancompiler.running.session import world_size_of
@@ -40,6 +41,11 @@ AT_PEAK_SHOWN = 8
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the step's predicted timeline here, for Perfetto or chrome://tracing.",
 )
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the forecast here as one page for browsers.",
+)
 @click.option("--check", is_flag=True, help="Run the job here too, its ranks as threads.")
 @amount_option("--check-steps", 10, "How many steps --check times.")
 @config_options
@@ -49,6 +55,7 @@ def forecast_command(
     target: str,
     ranks: int | None,
     trace: Path | None,
+    html: Path | None,
     check: bool,
     check_steps: int,
     config: Mapping[str, Any],
@@ -73,6 +80,10 @@ def forecast_command(
         with naming_output("a timeline", trace):
             write_whole(trace, (chrome_trace(predicted.simulation).encode(),))
         print_note(f"wrote the timeline to {trace}")
+    if html is not None:
+        with naming_output("a report", html):
+            write_whole(html, (html_report(predicted).encode(),))
+        print_note(f"wrote the report to {html}")
     changes = () if predicted.fits else changes_of(predicted)
     measured = run_measured(predicted, check_steps) if check else None
     if as_json:

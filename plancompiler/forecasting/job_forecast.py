@@ -38,7 +38,7 @@ STEPS = 3
 """Steps that are simulated where that is cheap: the first has no step before it to overlap with."""
 MANY_RUNS = 50_000
 """Where a step has more runs of tasks than this, it is simulated alone."""
-_COMMUNICATION = frozenset(
+COMMUNICATION = frozenset(
     {TaskKind.COLLECTIVE_BOXING, TaskKind.COPY_COMM_NET, TaskKind.SEND_RECV, TaskKind.COPY_HD}
 )
 
@@ -312,7 +312,7 @@ def _parts_of_step(
     for run in simulation.runs:
         if run.step != step or run.end <= run.begin:
             continue
-        kinds = moving if run.task.kind in _COMMUNICATION else computing
+        kinds = moving if run.task.kind in COMMUNICATION else computing
         intervals = kinds.setdefault(run.rank, [])
         if intervals and intervals[-1][1] == run.begin:
             intervals[-1][1] = run.end
