@@ -71,6 +71,11 @@ def _legal(op: Op, microbatches: int) -> Iterator[NdSignature]:
         yield NdSignature((NdSbp.broadcast(ndim),), ())
         return
     if op.kind in CHOSEN_FREELY:
+        if op.sbp is not None and op.attr("along") is None:
+            # It may be partial, which the search would not choose here.
+            demanded = canonical(op.sbp, hierarchy)
+            yield NdSignature((demanded,) * len(op.inputs), (demanded,))
+            return
         for sbp in whole_layouts(len(op.outputs[0].shape), hierarchy):
             if _fits(sbp, pins, hierarchy):
                 yield NdSignature((sbp,) * len(op.inputs), (sbp,))

@@ -104,6 +104,15 @@ def test_what_the_user_places_stays():
     assert str(layouts["redistribute"].outputs[0]) == "[S(0)]"
 
 
+def test_a_demand_may_be_partial():
+    mesh = pc.Placement("cpu", [0, 1])
+    with pc.job("partial", config=AUTO) as job:
+        x = pc.input("x", (4, 4), "float32", mesh)
+        pc.output("out", x.redistribute(sbp="P").sum())
+    with pc.run(job) as session:
+        assert session.step(x=np.ones((4, 4), np.float32))["out"] == 16.0
+
+
 def test_a_transformer_block_is_cut_as_people_cut_it():
     """Two reductions forward and two backward per block, or as much in halves."""
 
