@@ -41,7 +41,9 @@ def without_dominated(tied: TiedGraph, candidates: Sequence[Candidates]) -> tupl
                     for entry in enumerate(output):
                         if entry not in known and isinstance(entry[1], Partial):
                             taken = _taking(signature, entry)
-                            if not taken or any(entry in given[operand] for operand in taken):
+                            demanded = len(each.signatures) == 1
+                            made = not taken or any(entry in given[place] for place in taken)
+                            if demanded or made:
                                 known.add(entry)
                                 changed = True
     return tuple(
@@ -63,6 +65,8 @@ def _taking(signature: NdSignature, entry: Entry) -> list[int]:
 
 
 def _kept(candidates: Candidates, given: Sequence[set[Entry]]) -> Candidates:
+    if len(candidates.signatures) == 1:
+        return candidates  # the user demands it
     keep = [
         all(
             any(entry in given[operand] for operand in _taking(signature, entry))
