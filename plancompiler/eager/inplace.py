@@ -86,9 +86,10 @@ def reform(tensor: DistTensor, make: Callable[[DistTensor], DistTensor], what: s
 def copy(tensor: DistTensor, value: DistTensor) -> DistTensor:
     """`tensor.copy_(value)`."""
     check_tensor("copy_", value)
+    value = broadcast(value, tensor.shape)
     if not value.spec.same_but_layout(tensor.spec):
         raise InplaceError(
-            "a tensor can take only the value of a tensor of the same shape, dtype and placement",
+            "a tensor can take only the value of a tensor of the same dtype and placement",
             source=user_line(),
             got=str(value.spec),
             expected=str(tensor.spec),
@@ -128,8 +129,7 @@ def assign(tensor: DistTensor, index: Any, value: Any) -> None:
         return
     if _is_same_view(part, value):
         return  # of `x[index] += y`, which has changed the elements already
-    value = held_by(part, value)
-    part.copy_(value if value.shape == part.shape else broadcast(value, part.shape))
+    part.copy_(held_by(part, value))
 
 
 class _Past:

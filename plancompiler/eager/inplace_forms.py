@@ -113,7 +113,7 @@ class InPlaceForms(InPlaceMethods):
     __slots__ = ()
 
     def copy_(self, value: Self) -> Self:
-        """Take the value of a tensor of the same shape, dtype and placement, in this layout."""
+        """Take the value of a tensor of the same dtype and placement, broadcast, in this layout."""
         return cast("Self", self.spec.world.copy(self, value))
 
     def fill_(self, value: Scalar) -> Self:

@@ -1,0 +1,163 @@
+"""Scenarios after the tests of Paddle's semi-automatic parallelism (test/auto_parallel)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import plancompiler as pc
+from tests.scenarios import formulas as f
+from tests.scenarios.scenario import MESHES, OTHER_PAIR, flags, ids, positive, rows
+
+F = pc.nn.functional
+PAIR, GRID = MESHES["pair"], MESHES["grid"]
+MATRIX, PACKED = (4, 6), (4, 6, 2)
+
+
+def slope_of_cubes(x, w):
+    """The gradient of the sum of (x @ w)³ by x, recorded."""
+    (slope,) = pc.eager.grad(((x @ w) ** 3.0).sum(), [x], create_graph=True)
+    return slope
+
+
+RESHARD = [
+    *rows("whole to split, each axis", "reshard_r_to_s.py", "pair", "B", [PACKED],
+          lambda x: [x.redistribute(sbp=f"S({axis})") for axis in range(3)], lambda x: [x] * 3),
+    *rows("whole to split of another mesh", "reshard_r_to_s.py", "pair", "B", [MATRIX],
+          lambda x: x.redistribute(OTHER_PAIR, "S(0)"), lambda x: x, "S0"),
+    *rows("split to whole, unevenly", "reshard_s_to_r.py", "three", "S0 | S1 | S2", [(5, 4, 7)],
+          lambda x: x.redistribute(sbp="B"), lambda x: x, "B"),
+    *rows("split to whole of another mesh", "reshard_s_to_r.py", "pair", "S0 | S1", [(5, 3)],
+          lambda x: x.redistribute(OTHER_PAIR, "B"), lambda x: x, "B"),
+    *rows("partial to whole of another mesh", "reshard_p_to_r.py", "pair", "P | Pmax | Pavg",
+          [MATRIX], lambda x: x.redistribute(OTHER_PAIR, "B"), lambda x: x, "B"),
+    *rows("partial to split, unevenly", "reshard_p_to_s.py", "three", "P | Pmin", [(5, 7)],
+          lambda x: x.redistribute(sbp="S(0)"), lambda x: x, "S0"),
+    *rows("whole to partial", "reshard_r_to_p.py", "three", "B", [MATRIX],
+          lambda x: x.redistribute(sbp="P"), lambda x: x, "P"),
+    *rows("split to partial", "reshard_s_to_p.py", "three", "S0 | S1", [(5, 4)],
+          lambda x: x.redistribute(sbp="P"), lambda x: x, "P"),
+    *rows("split to split on overlapping ranks", "reshard_s_to_s.py", "three", "S0 | S1", [(6, 5)],
+          lambda x: x.redistribute(sbp="S(1)").redistribute(sbp="S(0)"), lambda x: x, "S0"),
+    *rows("split there, split here", "reshard_same_status.py", "pair", "S0", [MATRIX],
+          lambda x: x.redistribute(OTHER_PAIR, "S(0)"), lambda x: x, "S0"),
+    *rows("partial there, partial here", "reshard_same_status.py", "pair", "P | Pavg", [MATRIX],
+          lambda x: x.redistribute(OTHER_PAIR, "P"), lambda x: x, "P"),
+    *rows("one rank to many", "reshard_x_to_r.py", "pair", "S0 | P", [MATRIX],
+          lambda x: x.redistribute(pc.Placement("cpu", [3])).redistribute(PAIR, "S(1)"),
+          lambda x: x, "S1"),
+    *rows("one mesh axis after the other", "reshard_nd_mesh.py", "grid",
+          "S0 S1 | P S0 | P P | B S1 | S0 S0", [(4, 8)],
+          lambda x: x.redistribute(sbp=["S(1)", "B"]), lambda x: x, "S1 B"),
+    *rows("partial along one axis of a mesh", "reshard_nd_mesh.py", "grid", "S0 P | P S1", [(4, 8)],
+          lambda x: x.redistribute(sbp=["S(0)", "S(1)"]), lambda x: x, "S0 S1"),
+    *rows("from a grid to a line and back",
+          "hybrid_strategy/semi_auto_parallel_nd_cross_mesh_reshard.py",
+          "grid", "S0 S1 | S0 P", [(4, 8)],
+          lambda x: x.redistribute(PAIR, "S(0)").redistribute(GRID, ["B", "S(0)"]), lambda x: x,
+          "B S0"),
+    *rows("a mesh of three axes", "hybrid_strategy/semi_auto_parallel_3d_global_mesh_reshard.py",
+          "cube", "S0 S1 B | B S0 S0 | P P P", [(4, 8)],
+          lambda x: x.redistribute(sbp=["S(0)", "S(0)", "S(1)"]), lambda x: x, "S0 S0 S1"),
+    *rows("a value that moves between stages",
+          "hybrid_strategy/semi_auto_parallel_cross_mesh_reshard.py", "pair", "S0, B",
+          [MATRIX, (6, 3)],
+          lambda x, w: (x @ w).redistribute(OTHER_PAIR, "S(1)").relu(),
+          lambda x, w: np.maximum(x @ w, 0), "S1"),
+]  # fmt: skip
+
+OPS = [
+    *rows("product of a split matrix", "semi_auto_parallel_for_matmul.py", "pair", "S0, B | S1, B",
+          [(4, 6), (6, 3)], pc.matmul, np.matmul, "S0 | P"),
+    *rows("product of transposed matrices", "semi_auto_parallel_for_matmul.py", "pair",
+          "S1, B | S0, B | B, S0", [(6, 4), (3, 6)],
+          lambda x, y: pc.matmul(x.t(), y.t()), lambda x, y: x.T @ y.T, "S0 | P | S1"),
+    *rows("batches with broadcasting", "spmd_rules/test_matmul_rule.py", "grid",
+          "S0 S1, B B | S0 S2, S0 B | B S1, B S1", [(2, 4, 6), (6, 3)],
+          lambda x, y: x @ y, lambda x, y: x @ y),
+    *rows("elementwise of one input", "semi_auto_parallel_for_elementwise.py", "pair", "S0 | P",
+          [MATRIX], lambda x: (pc.exp(x), pc.square(x), pc.silu(x)),
+          lambda x: (np.exp(x), x * x, f.silu(x))),
+    *rows("elementwise of two inputs", "semi_auto_parallel_for_elementwise.py", "pair",
+          "S0, S0 | S0, S1 | P, P", [MATRIX, positive(*MATRIX)],
+          lambda x, y: (x + y, x * y, x / y, x - y), lambda x, y: (x + y, x * y, x / y, x - y)),
+    *rows("broadcasting of an axis of one", "spmd_rules/test_elementwise_rule.py", "grid",
+          "S0 S1, S0 S1 | B S0, B B", [(4, 1, 6), (4, 2, 1)], lambda x, y: x * y,
+          lambda x, y: x * y),
+    *rows("concatenation along a split axis", "semi_auto_parallel_for_concat.py", "pair",
+          "S0, S0 | S1, S1 | P, P", [(4, 6), (4, 6)], lambda x, y: pc.concat([x, y], 0),
+          lambda x, y: np.concatenate([x, y]), " | S1 | P"),
+    *rows("norm of split rows with weights", "semi_auto_parallel_for_layernorm.py", "pair",
+          "S0, B, B | S1, B, B", [(4, 6, 3), (3,), (3,)], pc.layer_norm,
+          f.layer_norm, "S0 | S1"),
+    *rows("sums, means and extremes", "semi_auto_parallel_for_reduction.py", "pair", "S0 | S1 | B",
+          [MATRIX], lambda x: (x.sum(), x.mean(1), pc.max(x, 0)),
+          lambda x: (x.sum(), x.mean(1), x.max(0))),
+    *rows("bits", "semi_auto_parallel_for_bitwise.py", "pair", "S0, B | S1, S0",
+          [ids(64, 4, 6), ids(64, 4, 6)], lambda x, y: (x & y, x | y, x ^ y, ~x),
+          lambda x, y: (x & y, x | y, x ^ y, ~x)),
+    *rows("sum of many tensors", "semi_auto_parallel_for_add_n.py", "pair", "S0, S0, S0 | P, S1, B",
+          [MATRIX] * 3, lambda x, y, z: x + y + z, lambda x, y, z: x + y + z),
+    *rows("another dtype", "semi_auto_parallel_for_cast.py", "pair", "S0 | P", [MATRIX],
+          lambda x: pc.cast(pc.cast(x, "int32"), "float64"), np.trunc, gradients=False),
+    *rows("gradient of an embedding", "semi_auto_parallel_for_embedding_grad.py", "pair",
+          "S0, S0 | B, S0 | S1, B", [(6, 4), ids(6, 2, 5)], pc.embedding,
+          lambda t, i: t[i]),
+    *rows("triangle of batches", "semi_auto_parallel_for_triu.py", "grid", "S0 S1 | S1 S2",
+          [(2, 4, 4)], lambda x: pc.triu(x, 1), lambda x: np.triu(x, 1)),
+    *rows("conv2d", "spmd_rules/test_conv2d_rule.py", "grid", "S0 B, B S0 | S0 S1, B S1",
+          [(2, 2, 3, 3), (2, 2, 3, 3)], lambda x, w: pc.conv2d(x, w, padding=1),
+          lambda x, w: f.convolution(x, w, 1, 1), "S0 S1 | S0 P"),
+    *rows("einsum", "spmd_rules/test_einsum_rule.py", "grid", "S0 S1, S0 B | S0 S2, S0 S1",
+          [(2, 4, 6), (2, 6, 4)], lambda x, y: pc.einsum("bij,bjk->bik", x, y),
+          lambda x, y: np.einsum("bij,bjk->bik", x, y)),
+    *rows("gathered along an axis", "spmd_rules/test_gather_rule.py", "grid",
+          "S0 S1, B B | S1 B, S0 B",
+          [MATRIX, ids(6, 3)], lambda x, i: pc.index_select(x, i, 1), lambda x, i: x[:, i]),
+    *rows("one_hot", "spmd_rules/test_one_hot_rule.py", "pair", "S0 | B", [ids(5, 4)],
+          lambda i: pc.one_hot(i, 5, dtype="float64"), lambda i: np.eye(5)[i], "S0 | B"),
+    *rows("logsumexp of a split axis", "spmd_rules/test_logsumexp_rule.py", "grid", "S0 S1 | S1 B",
+          [MATRIX], lambda x: pc.logsumexp(x, -1), f.logsumexp),
+    *rows("norms of an order", "spmd_rules/test_p_norm_rule.py", "pair", "S0 | S1", [MATRIX],
+          lambda x: pc.norm(x, 3.0, 1), lambda x: (abs(x) ** 3).sum(1) ** (1 / 3)),
+    *rows("pieces of a split axis", "spmd_rules/test_split_rule.py", "grid", "S0 S1 | B S0",
+          [(4, 6)],
+          lambda x: pc.split(x, 2, 0), lambda x: [x[:2], x[2:]]),
+    *rows("tiled", "spmd_rules/test_tile_rule.py", "grid", "S0 S1 | S1 P", [MATRIX],
+          lambda x: pc.tile(x, (2, 1)), lambda x: np.tile(x, (2, 1))),
+    *rows("where with broadcasting", "spmd_rules/test_where_rule.py", "grid", "S0 S1, S0 B, B S0",
+          [flags(4, 6), (4, 1), (6,)], pc.where, np.where),
+    *rows("cumulative maxima", "spmd_rules/test_cummax_rule.py", "pair", "S0 | S1", [MATRIX],
+          lambda x: pc.cummax(x, 0)[0], lambda x: np.maximum.accumulate(x, 0)),
+    *rows("smoothed labels", "spmd_rules/test_label_smooth_rule.py", "pair", "S0, S0 | S1, B",
+          [MATRIX, ids(6, 4)], lambda x, y: pc.cross_entropy(x, y, label_smoothing=0.25),
+          lambda x, y: 0.75 * f.cross_entropy(x, y) - 0.25 * f.log_softmax(x).mean()),
+    *rows("split vocabulary", "hybrid_strategy/semi_auto_parallel_c_cross_entropy_mp.py", "pair",
+          "S1, B | B, S0", [MATRIX, ids(6, 4)],
+          lambda x, y: pc.cross_entropy(x, y, split_classes=True), f.cross_entropy),
+    *rows("softmax of a split axis", "end_to_end/softmax_co_shard.py", "grid", "S0 S0 | S1 S1",
+          [(8, 6)], lambda x: pc.softmax(x, 1), f.softmax),
+    *rows("reshape of an axis split twice", "end_to_end/reshape_co_shard.py", "grid",
+          "S0 S0 | S1 S0",
+          [(8, 6)], lambda x: x.reshape(2, 4, 6), lambda x: x.reshape(2, 4, 6)),
+    *rows("product of axes split twice", "end_to_end/matmul_co_shard.py", "grid",
+          "S0 S0, B B | S1 S1, S0 S0", [(8, 4), (4, 2)], lambda x, y: x @ y, lambda x, y: x @ y,
+          "S0 S0 | P P"),
+]  # fmt: skip
+
+MODELS = [
+    *rows("two layers, data and model split",
+          "hybrid_strategy/semi_auto_parallel_simple_net_dp_mp.py",
+          "grid", "S0 B, B S1, B S0 | S0 B, S1 S0, B B", [(4, 3), (3, 4), (4, 2)],
+          lambda x, a, b: F.gelu(x @ a) @ b,
+          lambda x, a, b: f.gelu(x @ a) @ b),
+    *rows("sequence parallel between two products",
+          "hybrid_strategy/semi_auto_parallel_simple_net_sp.py", "pair", "S1, S1, S0",
+          [(2, 4, 3), (3, 6), (6, 3)],
+          lambda x, a, b: ((x @ a).relu() @ b).redistribute(sbp="S(1)") + x,
+          lambda x, a, b: np.maximum(x @ a, 0) @ b + x, "S1"),
+    *rows("second derivative", "high_order_grad.py", "pair", "S0, B | S1, S0", [(4, 3), (3, 2)],
+          slope_of_cubes, lambda x, w: 3 * (x @ w) ** 2 @ w.T,
+          eager_only=True),
+]  # fmt: skip
+
+SCENARIOS = [*RESHARD, *OPS, *MODELS]
