@@ -3,10 +3,9 @@
     python -m benchmarks.imported_step [--rounds 30] [--layers 4]
 
 The three have the sizes of the preset `tiny`. Prints one JSON line per layout with the number of
-collectives of rank 0 in a step, and how many of them each further layer adds (`layouts` are tp of
-every layer, with GPT-2's fused query, key and value whole on every rank). Then it trains all three
-on one rank with one thread, a step of each in turns, and prints medians in seconds: `to_gpt` and
-`to_pytorch` are medians of the ratios of neighbouring steps.
+collectives of rank 0 in a step, and how many of them each further layer adds. Then
+it trains all three on one rank with one thread, a step of each in turns, and prints medians in
+seconds: `to_gpt` and `to_pytorch` are medians of the ratios of neighbouring steps.
 
 It needs PyTorch and transformers, as `scripts/test --importers` installs them.
 """
@@ -34,12 +33,14 @@ from plancompiler.lower.compile import compile_plans
 GPT = str(Path(__file__).resolve().parent.parent / "examples" / "gpt.py")
 BATCH, LENGTH, WIDTH, HEADS, VOCABULARY = 8, 128, 256, 4, 256
 LAYOUT = {
+    "*.attn.c_attn.weight": ["B", "S(2)"],
+    "*.attn.c_attn.bias": ["B", "S(1)"],
     "*.attn.c_proj.weight": ["B", "S(0)"],
     "*.mlp.c_fc.weight": ["B", "S(1)"],
     "*.mlp.c_fc.bias": ["B", "S(0)"],
     "*.mlp.c_proj.weight": ["B", "S(0)"],
 }
-"""As `examples/gpt.py` splits its blocks, but for the fused product."""
+"""As `examples/gpt.py` splits its blocks; query, key and value are the axis before the last."""
 
 
 def module_of(layers: int) -> Any:
@@ -68,7 +69,7 @@ def example() -> dict[str, Any]:
 def imported_job(module: Any, dp: int, tp: int) -> pc.Job:
     """A training step of the imported module."""
     mesh = pc.Placement("cpu", np.arange(dp * tp).reshape(dp, tp), ("dp", "tp"))
-    model = pc.from_torch(module, example()).place(mesh, LAYOUT if tp > 1 else {})
+    model = pc.from_torch(module, example(), parts=tp > 1).place(mesh, LAYOUT if tp > 1 else {})
     with pc.job("imported") as job:
         given = {
             name: pc.input(name, (BATCH, LENGTH), "int64", mesh, ["S(0)", "B"])

@@ -571,6 +571,7 @@ def initial_value(variable: VariableDesc, seed: int, place: Array | None) -> Arr
         attrs.get("file", ""),
         attrs.get("key", ""),
         place,
+        attrs.get("file_shape", ()),
     )
 
 

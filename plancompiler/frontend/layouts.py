@@ -11,25 +11,34 @@ from dataclasses import dataclass
 from typing import Any
 
 from plancompiler.errors import PlacementError, UsageError
-from plancompiler.frontend.nn.module import Module, Place, name_pattern
+from plancompiler.frontend.nn.module import Module, Parameter, Place, name_pattern
 from plancompiler.ir import NdSbp, Placement, Sbp
 from plancompiler.ir.placement import require_placement
 from plancompiler.ir.sbp import BROADCAST, Split
 from plancompiler.ir.source import user_line
 
-Style = Callable[[int], Sbp | None]
-"""From a parameter's number of axes to its split along the mesh axis; None leaves it whole."""
+Style = Callable[[Parameter], Sbp | None]
+"""From a parameter to its split along the mesh axis; None leaves it whole."""
 
 
-def _by_outputs(axes: int) -> Sbp | None:
-    return Split(0)
+def _by_outputs(parameter: Parameter) -> Sbp | None:
+    return Split(_axis_of_parts(parameter) + 1)
 
 
-def _by_inputs(axes: int) -> Sbp | None:
-    return Split(1) if axes > 1 else None
+def _by_inputs(parameter: Parameter) -> Sbp | None:
+    parts = _axis_of_parts(parameter)
+    if len(parameter.shape) - (parts >= 0) < 2:
+        return None
+    return Split({-1: 1, 0: 2, 1: 0}[parts])
 
 
-def _whole(axes: int) -> Sbp | None:
+def _axis_of_parts(parameter: Parameter) -> int:
+    """The axis of a weight's parts, before that of each part's outputs; -1 where there is none."""
+    pairs = zip(parameter.shape, parameter.file_shape, strict=False)
+    return next((axis for axis, (held, stored) in enumerate(pairs) if held != stored), -1)
+
+
+def _whole(parameter: Parameter) -> Sbp | None:
     return None
 
 
@@ -75,7 +84,7 @@ class TensorParallel:
                     expected="a part of one of " + ", ".join(names[:40]),
                 )
             for name in matching:
-                split = _STYLES[style](len(parameters[name].shape))
+                split = _STYLES[style](parameters[name])
                 entries: list[Sbp] = [BROADCAST] * mesh.ndim
                 if split is not None:
                     entries[at] = split

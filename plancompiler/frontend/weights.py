@@ -108,12 +108,13 @@ def load_weights(
 
 
 def _type_of(parameter: Parameter) -> TensorType:
-    return TensorType(parameter.shape, parameter.dtype)
+    return TensorType(parameter.file_shape or parameter.shape, parameter.dtype)
 
 
 def _fits(stored: StoredTensor, parameter: Parameter) -> bool:
     floating = stored.dtype.is_floating and parameter.dtype.is_floating
-    return stored.shape == parameter.shape and (stored.dtype is parameter.dtype or floating)
+    same = stored.dtype is parameter.dtype
+    return stored.shape == _type_of(parameter).shape and (same or floating)
 
 
 def _renamed(
@@ -223,18 +224,19 @@ def _of_index(index: Path) -> dict[str, Place]:
 
 
 def initial_value(name: str, parameter: Parameter, seed: int) -> Array:
-    """The value that a parameter of this name starts with in a job of this seed; DataError for one
-    that has none.
+    """The value that a parameter of this name starts with in a job of this seed, in the shape that
+    it has in files; DataError for one that has none.
     """
     given = parameter.initial
     if isinstance(given, Stored):
         return stored_tensor(given.file, given.key).astype(parameter.dtype.numpy)
     if given is not None:
-        return given
+        return given.reshape(_type_of(parameter).shape)
     whole = tuple((0, extent) for extent in parameter.shape)
-    return initialize(
+    value = initialize(
         parameter.init, parameter.init_args, name, seed, parameter.shape, whole, parameter.dtype
     )
+    return value.reshape(_type_of(parameter).shape)
 
 
 def write_weights(

@@ -45,13 +45,16 @@ def write_model(model: ImportedModel, folder: Path) -> None:
         if isinstance(initial, Stored):
             initial = stored_tensor(initial.file, initial.key)
         if initial is not None:
-            arrays[key] = np.ascontiguousarray(initial).reshape(parameter.shape)
+            arrays[key] = np.ascontiguousarray(initial).reshape(
+                parameter.file_shape or parameter.shape
+            )
         tensors[name] = {
             "key": key,
             "type": _type(TensorType(parameter.shape, parameter.dtype)),
             "buffer": isinstance(parameter, Buffer),
             "trainable": parameter.trainable,
             "missing": initial is None,
+            "file_shape": list(parameter.file_shape),
         }
     graph = model.graph
     constants = {}
@@ -139,6 +142,7 @@ def _model(described: dict[str, Any], weights: str, rules: Mapping[str, Rule]) -
                 if each["buffer"]
                 else Parameter(kind.shape, kind.dtype, init, trainable=bool(each["trainable"]))
             )
+            made[key].file_shape = tuple(int(each) for each in each["file_shape"])
         tensors[str(name)] = made[key]
     constants = {
         name: np.broadcast_to(stored_tensor(weights, each["key"]), tuple(each["shape"]))

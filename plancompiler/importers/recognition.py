@@ -55,7 +55,7 @@ def recognized(graph: Graph) -> Graph:
     return graph
 
 
-class _View:
+class View:
     """What rewrites ask about a graph."""
 
     def __init__(self, graph: Graph) -> None:
@@ -82,18 +82,18 @@ class _View:
 _HALF, _CUBIC = 0.5, 0.044715
 """Numbers of gelu's approximation."""
 
-Rewrite = Callable[[_View, Node], Node | None]
+Rewrite = Callable[[View, Node], Node | None]
 
 
 def _rewritten(graph: Graph, rewrite: Rewrite) -> Graph:
-    view = _View(graph)
+    view = View(graph)
     nodes = tuple(rewrite(view, node) or node for node in graph.nodes)
     graph = replace(graph, nodes=nodes)
     return replace(graph, nodes=live_nodes(graph))
 
 
 def _without_noops(graph: Graph) -> Graph:
-    view = _View(graph)
+    view = View(graph)
     instead: dict[str, Ref] = {}
 
     def kept(ref: Ref) -> Ref:
@@ -118,7 +118,7 @@ def _without_noops(graph: Graph) -> Graph:
     return replace(graph, nodes=live_nodes(graph))
 
 
-def _transposed_weight(view: _View, node: Node) -> Node | None:
+def _transposed_weight(view: View, node: Node) -> Node | None:
     """x @ w.T is one product."""
     if node.target not in ("aten.matmul.default", "aten.mm.default"):
         return None
@@ -136,7 +136,7 @@ def _transposed_weight(view: _View, node: Node) -> Node | None:
     return replace(node, target="imported.matmul.transposed", args=(x, turned.args[0]), kwargs={})
 
 
-def _linear_between_reshapes(view: _View, node: Node) -> Node | None:
+def _linear_between_reshapes(view: View, node: Node) -> Node | None:
     """A product of rows, which were flattened for it: one of the tensor as it was."""
     if node.target not in _VIEWS:
         return None
@@ -161,7 +161,7 @@ def _linear_between_reshapes(view: _View, node: Node) -> Node | None:
     return replace(node, target="imported.linear.untransposed", args=args, kwargs={})
 
 
-def _rms_norm(view: _View, node: Node) -> Node | None:
+def _rms_norm(view: View, node: Node) -> Node | None:
     """x times the reciprocal root of its mean square, times a weight."""
     if node.target != "aten.mul.Tensor":
         return None
@@ -180,7 +180,7 @@ def _rms_norm(view: _View, node: Node) -> Node | None:
     return None
 
 
-def _reciprocal_root_of_mean_square(view: _View, x: Any, factor: Any) -> float | None:
+def _reciprocal_root_of_mean_square(view: View, x: Any, factor: Any) -> float | None:
     """The eps of rsqrt(mean(x²) + eps) over the last axis; None for anything else."""
     root = view.maker(factor, "aten.rsqrt.default", "aten.pow.Tensor_Scalar")
     if root is None or (root.target == "aten.pow.Tensor_Scalar" and root.args[1] != -0.5):
@@ -206,7 +206,7 @@ def _reciprocal_root_of_mean_square(view: _View, x: Any, factor: Any) -> float |
     return shifted.args[1] if squares.args[1] in (2, x) else None
 
 
-def _gelu(view: _View, node: Node) -> Node | None:
+def _gelu(view: View, node: Node) -> Node | None:
     """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x³)))."""
     for half, rest in _operands(view, node, "aten.mul.Tensor"):
         x = next((each for each, number in _scaled(view, half) if number == _HALF), None)
@@ -224,7 +224,7 @@ def _gelu(view: _View, node: Node) -> Node | None:
     return None
 
 
-def _has_cube(view: _View, value: Any, x: Any) -> bool:
+def _has_cube(view: View, value: Any, x: Any) -> bool:
     """Whether a value is x + 0.044715 x³."""
     added = view.maker(value, "aten.add.Tensor")
     for first, second in _operands(view, added, "aten.add.Tensor"):
@@ -240,7 +240,7 @@ def _has_cube(view: _View, value: Any, x: Any) -> bool:
     return False
 
 
-def _operands(view: _View, node: Node | None, target: str) -> list[tuple[Any, Any]]:
+def _operands(view: View, node: Node | None, target: str) -> list[tuple[Any, Any]]:
     """The two operands of a node of this target, in both orders; none for another node."""
     if node is None or node.target != target or node.kwargs or len(node.args) != 2:
         return []
@@ -248,7 +248,7 @@ def _operands(view: _View, node: Node | None, target: str) -> list[tuple[Any, An
     return [(first, second), (second, first)]
 
 
-def _scaled(view: _View, value: Any) -> list[tuple[Any, float]]:
+def _scaled(view: View, value: Any) -> list[tuple[Any, float]]:
     """What a product with a number has: the other factor, and the number."""
     made = view.maker(value, "aten.mul.Tensor", "aten.mul.Scalar")
     if made is None or made.kwargs or not isinstance(made.args[1], (int, float)):
@@ -256,7 +256,7 @@ def _scaled(view: _View, value: Any) -> list[tuple[Any, float]]:
     return [(made.args[0], float(made.args[1]))]
 
 
-def _grouped_heads(view: _View, node: Node) -> Node | None:
+def _grouped_heads(view: View, node: Node) -> Node | None:
     """Attention whose keys and values were copied for neighbouring heads of queries."""
     if node.target != "aten.scaled_dot_product_attention.default":
         return None
@@ -268,7 +268,7 @@ def _grouped_heads(view: _View, node: Node) -> Node | None:
     return replace(node, args=(query, *shared, *more), kwargs=kwargs)
 
 
-def _before_copies(view: _View, value: Any) -> Ref | None:
+def _before_copies(view: View, value: Any) -> Ref | None:
     """x [b, g, t, d] of x[:, :, None].expand(b, g, n, t, d).reshape(b, g * n, t, d)."""
     merged = view.maker(value, *_VIEWS)
     copied = view.maker(merged.args[0], "aten.expand.default") if merged is not None else None

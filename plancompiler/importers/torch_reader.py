@@ -19,6 +19,7 @@ from typing import Any
 from plancompiler.errors import ModelImportError, UsageError
 from plancompiler.frontend.nn.module import Buffer, Parameter
 from plancompiler.importers.flat_program import flat_program
+from plancompiler.importers.fused_linear import with_parts
 from plancompiler.importers.graph import Array, Fields, Graph, Node, Ref, live_nodes
 from plancompiler.importers.imported_module import Arguments, ImportedModel
 from plancompiler.importers.meta_buffers import computed_buffers
@@ -34,7 +35,11 @@ _ASSERTIONS = ("aten._assert", "aten.sym_constrain", "aten._print", "aten.sym_si
 
 
 def from_torch(
-    module: Any, example: Any = None, *, batch: str | Sequence[str] | None = None
+    module: Any,
+    example: Any = None,
+    *,
+    batch: str | Sequence[str] | None = None,
+    parts: bool = False,
 ) -> ImportedModel:
     """A PyTorch model as a module of this package, with the weights that it has.
 
@@ -49,6 +54,11 @@ def from_torch(
     inputs whose axis of that number is as long have the same size. For each size the module, which
     is kept, is traced once again.
 
+    With `parts`, the weight of a linear layer whose outputs are only cut into equal parts, such as
+    GPT-2's query, key and value, has an axis for the parts: [in, 3, out / 3] instead of [in, out],
+    its bias [3, out / 3]. So a layout can split each part. Files of weights have the author's
+    shapes.
+
     Loading a `.pt2` file runs PyTorch's loader: treat such a file as code.
 
     Raises ModelImportError where PyTorch cannot export the module, or operations have no rule (see
@@ -59,7 +69,8 @@ def from_torch(
     is_module = isinstance(module, torch.nn.Module)
     name = type(module).__name__ if is_module else "Module"
     known = computed_buffers(torch, module) if is_module else {}
-    model = _Reader(torch, program, known).model(name, module.training if is_module else None)
+    reader = _Reader(torch, program, known, parts)
+    model = reader.model(name, module.training if is_module else None)
     model.configurations = _configurations(module)
     if batch is not None:
         if not is_module:
@@ -74,7 +85,7 @@ def from_torch(
         def traced(size: int) -> Graph:
             resized = _resized(torch, model, example, axes, size)
             program = _exported(torch, module, resized)
-            return _Reader(torch, program, known).graph(dict(model.tensors))
+            return _Reader(torch, program, known, parts).graph(dict(model.tensors))
 
         model.free(axes, traced)
     return model
@@ -233,11 +244,14 @@ def _first_lines(error: Exception, count: int = 3) -> str:
 class _Reader:
     """One exported program."""
 
-    def __init__(self, torch: Any, program: Any, computed: Mapping[str, Any]) -> None:
-        """`computed` has values of buffers that are on the meta device; see `computed_buffers`."""
+    def __init__(self, torch: Any, program: Any, computed: Mapping[str, Any], parts: bool) -> None:
+        """`computed` has values of buffers that are on the meta device, see `computed_buffers`;
+        `parts` asks for an axis of parts, see `fused_linear`.
+        """
         self._torch = torch
         self._program = program
         self._computed = computed
+        self._parts = parts
         self._unknown: dict[str, str] = {}
         """Constants that have no value: graph node → the author's name."""
         self._shown: dict[str, str] = {}
@@ -306,6 +320,8 @@ class _Reader:
         types = {value: self._type(program.state_dict[each]) for value, each in parameters.items()}
         graph = Graph(inputs, parameters, {}, tuple(nodes), returned, changed, types)
         graph = recognized(replace(graph, nodes=live_nodes(graph)))
+        if self._parts:
+            graph = with_parts(graph, tensors)
         used = {ref.name for node in graph.nodes for ref in node.refs}
         used |= {ref.name for ref in graph.results()}
         self._require_known(used)

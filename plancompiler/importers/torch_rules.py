@@ -507,6 +507,15 @@ def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
     return f.linear(x, weight, bias)
 
 
+def _linear_of_parts(x: Any, weight: Any, bias: Any = None, *, outputs: int) -> Any:
+    """A tensor [..., out] of x [..., in] for each part; the weight is [in, parts, out] where its
+    `outputs` were axis 1, else [parts, out, in]. See `fused_linear`.
+    """
+    letters = "dpe" if outputs else "ped"
+    product = f.einsum(f"...d,{letters}->...pe", x, weight)
+    return f.unbind(product if bias is None else product + bias, product.ndim - 2)
+
+
 def _addmm(bias: Any, x: Any, weight: Any, *, beta: float = 1, alpha: float = 1) -> Any:
     return _scaled(f.matmul(x, weight), alpha) + _scaled(bias, beta)
 
@@ -528,6 +537,7 @@ define(
         "aten.outer.default": f.outer,
         "aten.einsum.default": lambda equation, tensors, path=None: f.einsum(equation, *tensors),
         # What `recognition` makes of neighbours.
+        "imported.linear.parts": _linear_of_parts,
         "imported.matmul.transposed": lambda x, y: f.matmul(x, y, transpose_b=True),
         "imported.linear.untransposed": lambda x, weight, bias: f.matmul(x, weight) + bias,
         "imported.rms_norm.default": f.rms_norm,

@@ -72,9 +72,12 @@ def initialize(
     file: str = "",
     key: str = "",
     out: Array | None = None,
+    file_shape: tuple[int, ...] = (),
 ) -> Array:
     """The box `region` of the initial value of variable `name` with global `shape`.
 
+    A stored value has the shape `file_shape` in its file, where that is given, and the same
+    elements in the same order.
     A stored value is read into `out`, where that is given, and no byte of the file besides the box
     is copied. Random numbers are made in float64 and rounded once, so that every dtype starts from
     the same.
@@ -89,7 +92,7 @@ def initialize(
             hint="give the parameter a value, or start the run with restore=FOLDER",
         )
     if init == "stored":
-        return _stored(name, file, key, shape, region, dtype, out)
+        return _stored(name, file, key, shape, region, dtype, out, file_shape or shape)
     if init in ("normal", "uniform"):
         if init == "normal":
             shift, scale = init_args
@@ -113,19 +116,20 @@ def _stored(
     region: Region,
     dtype: DType,
     out: Array | None,
+    file_shape: tuple[int, ...],
 ) -> Array:
     stored = stored_place(file, key)
-    if stored.shape != shape or not (
+    if stored.shape != file_shape or not (
         stored.dtype is dtype or (stored.dtype.is_floating and dtype.is_floating)
     ):
         raise DataError(
             f"the stored value of variable {name!r} does not fit",
             got=f"{stored.dtype}{list(stored.shape)} in {file}",
-            expected=f"{dtype}{list(shape)}",
+            expected=f"{dtype}{list(file_shape)}",
         )
     if out is None:
         out = np.empty(region_shape(region), dtype.numpy)
     nbytes = out.size * stored.dtype.itemsize
     _log.debug("%d bytes of variable %s are read from %s", nbytes, name, file)
-    read_box(file, key, region, out)
+    read_box(file, key, region, out, shape)
     return out

@@ -303,19 +303,20 @@ def stored_tensor(path: str, key: str) -> Array:
     return np.ndarray(place.shape, place.dtype.numpy, file.mapped(), place.begin)
 
 
-def read_box(path: str, key: str, region: Region, out: Array) -> None:
+def read_box(path: str, key: str, region: Region, out: Array, shape: tuple[int, ...]) -> None:
     """Copy a box of an array of a safetensors file into `out`, a contiguous array of the box's
-    shape; floating numbers may have another dtype there.
+    shape; floating numbers may have another dtype there. The array is read as one of `shape`, which
+    has as many elements.
 
     Bytes that lie in the file in one piece are read in one piece: page faults of a map that is
     read once take longer. Raises DataError as `stored_tensor`.
     """
     file = DataFile(path)
     place = _place_in(file, key)
-    runs = _runs(place.shape, region)
+    runs = _runs(shape, region)
     length = out.nbytes // len(runs) if len(runs) else 0
     if place.dtype.numpy != out.dtype or length < _LEAST_READ:
-        box = np.ndarray(place.shape, place.dtype.numpy, file.mapped(), place.begin)
+        box = np.ndarray(shape, place.dtype.numpy, file.mapped(), place.begin)
         np.copyto(out, box[region_index(region)], casting="unsafe")
         return
     data = out.reshape(-1).view(np.uint8).data

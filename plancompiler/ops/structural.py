@@ -21,7 +21,17 @@ from plancompiler.errors import (
 )
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
-from plancompiler.ops.attributes import Bool, Dtype, Float, Floats, Int, Number, Shape, Text
+from plancompiler.ops.attributes import (
+    Bool,
+    Dtype,
+    Float,
+    Floats,
+    Int,
+    Ints,
+    Number,
+    Shape,
+    Text,
+)
 from plancompiler.ops.check import (
     check_float,
 )
@@ -84,6 +94,12 @@ define_op(
 def _variable_infer(inputs: Types, attrs: AttrMap) -> Types:
     tensor = _declared(attrs)
     check_initializer(attrs["init"], attrs["init_args"], tensor.dtype, attrs["file"])
+    if attrs["file_shape"] and math.prod(attrs["file_shape"]) != math.prod(tensor.shape):
+        raise AttributeValueError(
+            "a variable has another number of elements in files",
+            got=attrs["file_shape"],
+            expected=f"{math.prod(tensor.shape)} elements",
+        )
     if attrs["trainable"] and not tensor.dtype.is_floating:
         raise DTypeError("a trainable variable needs a floating dtype", got=tensor)
     return (tensor,)
@@ -102,6 +118,7 @@ def _variable_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) ->
         attrs["dtype"],
         attrs["file"],
         attrs["key"],
+        file_shape=attrs["file_shape"],
     )
     np.copyto(outputs[0], value)
 
@@ -120,6 +137,7 @@ define_op(
         Bool("trainable"),
         Text("file", ""),
         Text("key", ""),
+        Ints("file_shape", ()),
     ),
     kernel=_variable_kernel,
     flops=0,

@@ -451,8 +451,11 @@ class Session:
         variables = [op for op in self.job.ops if op.kind == "variable"]
         own = [op for op in variables if op.origin.phase is Phase.FORWARD]
         values = self.variables()
-        names = [str(op.attr("name")) for op in own]
-        arrays = {name: values[name] for name in names}
+        arrays = {}
+        for op in own:
+            name, shape = str(op.attr("name")), op.attr("file_shape")
+            own_shape = tuple(map(int, shape)) if isinstance(shape, tuple) else ()
+            arrays[name] = values[name].reshape(own_shape) if own_shape else values[name]
         beside = beside_weights(str(file) for op in own if (file := op.attr("file")))
         if model is not None:
             arrays |= {

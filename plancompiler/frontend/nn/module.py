@@ -72,6 +72,8 @@ class Parameter:
         self._stored = None if isinstance(init, str) else self._checked(init)
         self.init_args = tuple(float(argument) for argument in init_args)
         self.trainable = trainable
+        self.file_shape: tuple[int, ...] = ()
+        """The shape in files of weights, where it is another; see `hold_as`."""
         self.name = name
         self.placement: Placement | None = None
         self.sbp: NdSbp | None = None
@@ -117,8 +119,11 @@ class Parameter:
             }
             if self._stored is not None:
                 if not isinstance(self._stored, Stored):
-                    self._stored = kept_array(self._stored)
+                    whole = self._stored.reshape(self.file_shape or self.shape)
+                    self._stored = kept_array(whole)
                 attrs |= {"file": self._stored.file, "key": self._stored.key}
+            if self.file_shape:
+                attrs["file_shape"] = self.file_shape
             tensor = names.values[self] = source_tensor(
                 "variable", attrs, placement, self._demanded
             )
@@ -130,6 +135,13 @@ class Parameter:
                 tensor.requires_grad = self.trainable
         value: Value = tensor
         return value
+
+    def hold_as(self, shape: Sequence[int]) -> None:
+        """Have this shape from now on, of as many elements in the same order, and keep the present
+        one in files of weights.
+        """
+        self.file_shape = self.file_shape or self.shape
+        self.shape = tuple(shape)
 
     def start_from(self, stored: Stored) -> None:
         """Take the value of a tensor in a file: from now on a job starts with it, and the eager
