@@ -7,6 +7,7 @@ import numpy as np
 import plancompiler as pc
 
 COUNT = 3
+# The learning rates below are exact in float32, the dtype that rates have.
 
 
 def sgd(w, gradients, rate=0.125, momentum=0.0, nesterov=False, decay=0.0):
