@@ -16,9 +16,9 @@ from plancompiler.forecasting.timelines import (
     COMMUNICATING,
     MemoryCurve,
     Row,
-    last_step,
     memory_curves,
     rows_of,
+    step_window,
 )
 from plancompiler.forecasting.user_lines import written
 from plancompiler.ir.shard import element_count
@@ -49,7 +49,7 @@ dt { font-size: .9rem; } dd { margin: 0; font-size: 1.2rem; }
 table { border-collapse: collapse; width: 100%; } caption { text-align: left; }
 th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #8888;
   vertical-align: top; overflow-wrap: anywhere; }
-td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 svg { display: block; width: 100%; height: auto; } svg text { font-size: 12px; fill: CanvasText; }
 svg path { fill: none; } .cursor { stroke: CanvasText; stroke-dasharray: 3 3; }
 .grid { stroke: var(--grid); } label { display: block; } input[type=range] { width: 100%; }
@@ -109,7 +109,7 @@ show();
 def html_report(forecast: Forecast) -> str:
     """The document. Elements `data` hold the figures of `Forecast.json` as their values."""
     plain = forecast.json()
-    _, start, stop = last_step(forecast)
+    start, stop = step_window(forecast)
     rows, curves = rows_of(forecast)[: 2 * MOST_ROWS], memory_curves(forecast)
     title = f"Forecast of {_text(forecast.job.name)} on {_text(forecast.machine.name)}"
     sections = (
@@ -226,7 +226,13 @@ def _memory(forecast: Forecast, plain: Mapping[str, Any], curves: Sequence[Memor
         parts,
     )
     kinds = list(plain["memory_bytes"]["by_kind"])
-    heads = ("First rank", "Ranks", *(kind.capitalize() for kind in kinds), "Total", "Received")
+    heads = (
+        ">First rank",
+        ">Ranks",
+        *(f">{kind.capitalize()}" for kind in kinds),
+        ">Total",
+        ">Received",
+    )
     rows = [
         (
             _cell(_count(each["rank"])),
@@ -254,7 +260,7 @@ def _up(share: float) -> float:
     return round(10 + (1 - share) * (_HEIGHT - 20), 1)
 
 
-_HUE_OF_KIND = {"forward": 0, "backward": 1, "weight": 3, COMMUNICATING: 2}
+_HUE_OF_KIND = {"forward": 0, "backward": 1, "weight": 3, "epilogue": 5, COMMUNICATING: 2}
 
 
 def _gantt(forecast: Forecast, rows: Sequence[Row], seconds: float) -> str:
@@ -325,7 +331,7 @@ def _traffic(plain: Mapping[str, Any]) -> str:
         for link, nbytes in plain["traffic_bytes"]["by_link"].items()
     ]
     return _table(
-        "Traffic by link", "Payload of all ranks in a step", ("Link", "Bytes", "Share"), rows
+        "Traffic by link", "Payload of all ranks in a step", ("Link", ">Bytes", ">Share"), rows
     )
 
 
@@ -352,7 +358,7 @@ def _dearest(forecast: Forecast) -> tuple[str, str]:
         _table(
             title,
             "Seconds of a step, all ranks together",
-            ("Name", "Op", "Source line", "Time"),
+            ("Name", "Op", "Source line", ">Time"),
             [
                 (*(_cell(_text(word), number=False) for word in key), _cell(_time(seconds)))
                 for key, seconds in sorted(costs.items(), key=lambda item: (-item[1], item[0]))[
@@ -377,7 +383,7 @@ def _lines(plain: Mapping[str, Any]) -> str:
         )
         for line in sorted(plain["lines"], key=lambda line: -line["seconds"])
     ]
-    heads = ("Source line", "Tasks", "Collectives", "Received", "Memory", "Time")
+    heads = ("Source line", ">Tasks", ">Collectives", ">Received", ">Memory", ">Time")
     return _table("By source line", "All ranks together", heads, rows)
 
 
@@ -406,12 +412,18 @@ def _parameters(forecast: Forecast) -> str:
     ]
     more = len(rows) - MOST_PARAMETERS
     caption = f"{len(rows)} parameters" + (f", {more} of them not shown" if more > 0 else "")
-    heads = ("Name", "Type", "Placement", "Layout", "Bytes on a rank, at most")
+    heads = ("Name", "Type", "Placement", "Layout", ">Bytes on a rank, at most")
     return _table("Layouts of parameters", caption, heads, rows[:MOST_PARAMETERS])
 
 
 def _table(title: str, caption: str, heads: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    top = "".join(f'<th scope="col">{head}</th>' for head in heads)
+    """Heads that start with `>` are of numbers, which are aligned right."""
+    top = "".join(
+        f'<th scope="col" class="number">{head[1:]}</th>'
+        if head.startswith(">")
+        else f'<th scope="col">{head}</th>'
+        for head in heads
+    )
     body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
     if not body:
         return f"<h2>{title}</h2><p>None.</p>"

@@ -9,7 +9,7 @@ from plancompiler.forecasting.job_forecast import COMMUNICATION, Forecast
 from plancompiler.forecasting.user_lines import written
 from plancompiler.ir.task import unpack_id
 from plancompiler.plan.memory_report import memory_report
-from plancompiler.plan.plan import CollectiveSpec, ComputeSpec, Plan, Task
+from plancompiler.plan.plan import CollectiveSpec, ComputeSpec, Plan, Stream, Task
 from plancompiler.simulate.simulation import Run
 
 SEVERAL = "several tasks"
@@ -52,23 +52,26 @@ class MemoryCurve:
     """The most in each of equal parts of the step."""
 
 
-def last_step(forecast: Forecast) -> tuple[list[Run], float, float]:
-    """The runs of the last simulated step in order, when it begins and when it ends."""
+def step_window(forecast: Forecast) -> tuple[float, float]:
+    """When the last simulated step begins and ends: from the end of the step before, some of whose
+    successor's tasks have run by then.
+    """
     simulation = forecast.simulation
-    step = simulation.last_step
-    runs = sorted((run for run in simulation.runs if run.step == step), key=lambda run: run.begin)
-    return runs, runs[0].begin, max(run.end for run in runs)
+    last = simulation.last_step
+    before = (run.end for run in simulation.runs if run.step < last)
+    return max(before, default=0.0), simulation.makespan
 
 
 def rows_of(forecast: Forecast) -> tuple[Row, ...]:
     """Two rows for each simulated rank. Neighbours that are too short to see are joined."""
-    runs, start, stop = last_step(forecast)
+    start, stop = step_window(forecast)
     bars: dict[tuple[int, str], list[Bar]] = {}
     for rank in forecast.simulation.plans:
         for what in ("computation", COMMUNICATING):
             bars[rank, what] = []
-    for run in runs:
-        if run.end <= run.begin:
+    for run in _in_order(forecast):
+        begin = max(run.begin, start)
+        if run.end <= begin:
             continue
         plan = forecast.simulation.plans[run.rank]
         segment = plan.segments[run.task.segment]
@@ -80,12 +83,16 @@ def rows_of(forecast: Forecast) -> tuple[Row, ...]:
         )
         kind = COMMUNICATING if moves else str(segment.kind)
         row = bars[run.rank, COMMUNICATING if moves else "computation"]
-        row.append(Bar(run.begin - start, run.end - start, kind, label))
+        row.append(Bar(begin - start, run.end - start, kind, label))
     most = max(1, MOST_BARS // len(bars))
     return tuple(
         Row(rank, what, tuple(_joined(row, most, stop - start)))
         for (rank, what), row in bars.items()
     )
+
+
+def _in_order(forecast: Forecast) -> list[Run]:
+    return sorted(forecast.simulation.runs, key=lambda run: run.begin)
 
 
 def what_runs(task: Task) -> str:
@@ -125,14 +132,16 @@ def _join(bars: Iterable[Bar], grain: float) -> list[Bar]:
 
 def memory_curves(forecast: Forecast) -> tuple[MemoryCurve, ...]:
     """One for each class of ranks: variables, what transport takes, and what is alive of the arena
-    when the tasks of its plan begin.
+    when tasks of its compute stream run.
 
     What segments of a pipeline carry to others counts with all its slots (`memory_report`).
     """
-    runs, start, stop = last_step(forecast)
+    start, stop = step_window(forecast)
     by_rank: dict[int, list[Run]] = {}
-    for run in runs:
-        by_rank.setdefault(run.rank, []).append(run)
+    for run in _in_order(forecast):
+        # Other streams run ahead: their place in the plan does not tell what is alive.
+        if run.task.stream is Stream.COMPUTE:
+            by_rank.setdefault(run.rank, []).append(run)
     classes = forecast.rank_classes.classes
     points = max(2, min(POINTS, MOST_POINTS // len(classes)))
     width = (stop - start) / points or 1.0
@@ -142,15 +151,19 @@ def memory_curves(forecast: Forecast) -> tuple[MemoryCurve, ...]:
         live = _live(each.plan)
         tops: list[int | None] = [None] * points
         ends = [0] * points
-        for run in by_rank[each.simulated]:
+        last = 0
+        for run in by_rank.get(each.simulated, ()):
             alive = live.get(unpack_id(run.task.id)[1:])
             if alive is None:
+                continue
+            if run.begin < start:
+                last = alive
                 continue
             point = min(points - 1, int((run.begin - start) / width))
             before = tops[point]
             tops[point] = alive if before is None else max(before, alive)
             ends[point] = alive
-        filled, last = [], 0
+        filled = []
         for point, top in enumerate(tops):
             filled.append(fixed + (last if top is None else max(top, last)))
             last = last if top is None else ends[point]
