@@ -80,6 +80,7 @@ def test_searched_layouts_compute_what_one_rank_does(hierarchy):
     np.testing.assert_allclose(losses(transformer(hierarchy, 1), **tokens), alone, rtol=1e-5)
 
 
+@pytest.mark.processes
 def test_all_modes_make_one_plan_of_searched_layouts():
     job = mlp((2, 2))
     assert len({compile_plans(job, 4, mode).digest for mode in MODES}) == 1
