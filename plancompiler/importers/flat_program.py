@@ -25,7 +25,7 @@ def flat_program(torch: Any, program: Any, understood: Container[str], own: bool
     if not own:
         # A program has no way to take another graph; its parameters are not part of that.
         given, program = program, copy(program)
-        program._graph_module = deepcopy(given._graph_module)  # noqa: SLF001
+        program._graph_module = deepcopy(given._graph_module)  # noqa: SLF001  # no setter
         for old, new in zip(given.graph.nodes, program.graph.nodes, strict=True):
             new.name = old.name  # which the signature refers to; a copy names some anew
     _inline_regions(torch, program)

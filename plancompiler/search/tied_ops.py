@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from plancompiler.boxing.infer_sbp import over_microbatches
 from plancompiler.ir import Job, Op
 
-IGNORED = frozenset({"init", "init_args", "key", "name", "seed", "value"})
+IGNORED = frozenset({"init", "init_args", "key", "name", "seed"})
 """Attributes that tell ops of repeated layers apart, and on which no layout depends."""
 
 

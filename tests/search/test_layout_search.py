@@ -14,6 +14,7 @@ from plancompiler.ir.task import Primitive
 from plancompiler.lower.compile import MODES, build_graph, compile_plans
 from plancompiler.passes import run_passes
 from plancompiler.search.layout_search import LayoutSearch, objective_seconds, search_layouts
+from plancompiler.search.tied_ops import tie_ops
 from tests.search.open_jobs import (
     AUTO,
     all_layouts,
@@ -103,6 +104,21 @@ def test_what_the_user_places_stays():
     assert str(layouts["input"].outputs[0]) == "[B]"
     assert str(layouts["variable"].outputs[0]) == "[S(1)]"
     assert str(layouts["redistribute"].outputs[0]) == "[S(0)]"
+
+
+def test_ops_of_other_rules_are_not_tied():
+    """Padding with zeros is linear, padding with ones is not: they may not share a signature."""
+    mesh = pc.Placement("cpu", [0, 1])
+    with pc.job("pads", config=AUTO) as job:
+        x = pc.input("x", (4, 4), "float32", mesh)
+        for value in (0.0, 1.0):
+            pc.output(f"out{value}", pc.pad(x, (1, 1), (1, 1), value=value).sum())
+    classes = {
+        number
+        for op, number in zip(job.ops, tie_ops(job, 0).class_of, strict=True)
+        if op.kind == "pad"
+    }
+    assert len(classes) == 2
 
 
 def test_a_demand_may_be_partial():
