@@ -4,13 +4,15 @@
 
 Prints one JSON line. `same_stream_us`: a task that follows another on its stream, launch included;
 `machine_us`: the state machine alone; `across_streams_us`: an action whose register comes from the
-thread of another stream (two streams in turn: a register goes there, its credit comes back).
+thread of another stream (two streams in turn: a register goes there, its credit comes back);
+`hand_over_us`: what the interpreter takes to wake a thread that waits for a lock, and nothing else.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
+import threading
 import time
 from collections.abc import Callable
 
@@ -25,6 +27,7 @@ from plancompiler.plan.plan import Block, ComputeSpec, Plan, RegisterDesc, Strea
 TASKS = 1000
 STEPS = 100
 REPEATS = 5
+HAND_OVERS = 10_000
 
 register(
     OpDef(
@@ -108,6 +111,28 @@ def runtime(streams: tuple[Stream, ...], tasks: int, steps: int) -> float:
         return (time.perf_counter() - start) / (tasks * steps)
 
 
+def hand_over() -> float:
+    """Seconds from a thread that releases a lock to another that waits for it."""
+    here, there = threading.Lock(), threading.Lock()
+    here.acquire()
+    there.acquire()
+
+    def answer() -> None:
+        for _ in range(HAND_OVERS):
+            there.acquire()
+            here.release()
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    start = time.perf_counter()
+    for _ in range(HAND_OVERS):
+        there.release()
+        here.acquire()
+    seconds = time.perf_counter() - start
+    thread.join()
+    return seconds / (2 * HAND_OVERS)
+
+
 def main() -> None:
     """Measure and print."""
     result = {
@@ -115,6 +140,7 @@ def main() -> None:
         "machine_us": best(machine),
         "same_stream_us": best(lambda: runtime((Stream.COMPUTE,), TASKS, STEPS)),
         "across_streams_us": best(lambda: runtime((Stream.COMPUTE, Stream.COPY), 2, 2000)),
+        "hand_over_us": best(hand_over),
         "goal_same_stream_us": 1.0,
         "goal_across_streams_us": 25.0,
     }

@@ -21,6 +21,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -204,7 +205,7 @@ def main() -> None:
     measures: dict[str, Callable[[int], float]] = {"ms": all_reduce_ms, "copy_ms": copy_ms}
     for named in options.mpi_python:
         name, _, python = named.partition("=")
-        measures[f"{name}_ms"] = lambda size, python=python: mpi_ms(python, size)
+        measures[f"{name}_ms"] = partial(mpi_ms, python)
     if options.torch_python:
         measures["gloo_ms"] = lambda size: gloo_ms(options.torch_python, size)
     result: dict[str, object] = {"benchmark": "allreduce", "ranks": RANKS, "dtype": "float32"}

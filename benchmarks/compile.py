@@ -264,11 +264,12 @@ def mode_rows(runs: int) -> Iterator[Report]:
 def ranks_seconds(report: Report) -> float:
     """What is done for ranks one by one, added up over all of them."""
     together = "verify together"
-    return sum(
+    seconds: list[float] = [
         each["seconds"]
         for each in report["profile"]
         if each["part"] == "ranks" and each["stage"] != together
-    )
+    ]
+    return sum(seconds)
 
 
 def on_master(mode: str, report: Report) -> float:

@@ -22,7 +22,7 @@ import numpy as np
 import plancompiler as pc
 from plancompiler.eager.world import World, set_process_world
 
-MESHES = {"1d": [0, 1], "2d": [[0, 1], [2, 3]]}
+MESHES: dict[str, list[Any]] = {"1d": [0, 1], "2d": [[0, 1], [2, 3]]}
 LAYOUTS = {
     "1d": {"rows": ["S(0)"], "columns": ["S(1)"], "whole": ["B"]},
     "2d": {"rows": ["S(0)", "B"], "columns": ["S(1)", "S(1)"], "whole": ["B", "B"]},

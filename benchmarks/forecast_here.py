@@ -1,32 +1,95 @@
 """Forecasts of this machine beside runs on it: step times, and the noise of the runs themselves.
 
-    python benchmarks/forecast_here.py [--machine here.toml] [--only NAME] [--force]
+    python -m benchmarks.forecast_here [--machine here.toml] [--only NAME] [--rounds 4] [--force]
 
-Without a machine file it calibrates first. Each configuration is one that the calibration has not
-seen; it is run, and run again after all others. Prints a JSON line per configuration, and one with
-the medians and the worst by number of ranks. Ranks are threads. Run it on an idle machine.
+Without a machine file it calibrates, its jobs between those that are forecast, so that both see the
+machine in the same moods; each job of either kind runs once per round. No configuration is one that
+calibration has. Prints a JSON line per configuration, and one with the medians and the worst by
+where ranks are: alone, threads or processes. `error` is the forecast over the quickest of the runs,
+as the quickest also counts in calibration; `noise` is the quickest of the second half of the rounds
+over that of the first. Run it on an idle machine. Where PyTorch and transformers are
+installed, imported models are among the configurations.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import os
 import statistics
-from collections.abc import Iterator
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+import plancompiler as pc
 from plancompiler.cli.job_file import load_job
-from plancompiler.costs import Machine, chosen_machine
-from plancompiler.forecasting import Forecast, forecast
-from plancompiler.forecasting.calibrate import calibrate
-from plancompiler.forecasting.measured_run import run_measured, total_memory
+from plancompiler.forecasting.calibrate import Calibration
+from plancompiler.forecasting.measured_run import held_memory, run_steps, total_memory
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-STEPS = 15
+WORLDS = ("alone", "threads", "processes")
 
 
-def configurations() -> Iterator[tuple[str, str, dict[str, Any], int]]:
+@dataclass
+class Configuration:
+    """A job to forecast, and what was measured of it."""
+
+    name: str
+    job: pc.Job
+    backend: str
+    seconds: list[float] = field(default_factory=list)
+    """Of a step, by round."""
+    loads: list[float] = field(default_factory=list)
+    """Averages of the machine's load then."""
+
+    @property
+    def world(self) -> str:
+        return self.backend if self.job.world_size > 1 else "alone"
+
+    def measure(self) -> None:
+        """Run it once more."""
+        ranks = self.job.world_size
+        with pc.run(self.job, ranks, self.backend, cache=False) as session:
+            self.seconds.append(run_steps(session))
+        self.loads.append(os.getloadavg()[0])
+
+    def row(self, machine: Path) -> dict[str, Any]:
+        """What the table says of it."""
+        known = pc.forecast(self.job, machine, backend=self.backend)
+        half = (len(self.seconds) + 1) // 2
+        first, again = min(self.seconds[:half]), min(self.seconds[-half:])
+        return {
+            "benchmark": "forecast_here",
+            "name": self.name,
+            "world": self.world,
+            "memory_equal": total_memory(known) == held_memory(known),
+            "predicted_ms": known.step_seconds * 1e3,
+            "measured_ms": [each * 1e3 for each in self.seconds],
+            "error": known.step_seconds / min(first, again) - 1.0,
+            "noise": again / first - 1.0,
+            "load": statistics.fmean(self.loads),
+        }
+
+
+def configurations() -> Iterator[Configuration]:
+    """All of them."""
+    for name, example, settings, ranks in _examples():
+        job = load_job(str(EXAMPLES / example), settings, ranks if example == "mlp.py" else None)
+        yield Configuration(name, job, "threads")
+        if ranks > 1 and not name.endswith("48"):
+            yield Configuration(name, job, "processes")
+    if all(importlib.util.find_spec(name) for name in ("torch", "transformers")):
+        for dim, batch, ranks in ((96, 4, 1), (160, 6, 1), (160, 8, 2)):
+            yield Configuration(f"imported {dim} {batch}", _imported(dim, batch, ranks), "threads")
+
+
+def _examples() -> Iterator[tuple[str, str, dict[str, Any], int]]:
     """(name, example, its settings, ranks)"""
     for ranks in (1, 2):
         for hidden in (96, 200, 384, 768, 1536):
@@ -48,51 +111,91 @@ def configurations() -> Iterator[tuple[str, str, dict[str, Any], int]]:
         yield f"gpt {schedule}", "gpt.py", {**sizes, **pipeline}, 2
 
 
+def _imported(dim: int, batch: int, ranks: int) -> pc.Job:
+    """A training step of a GPT-2 of transformers, which reads a file."""
+    import torch  # noqa: PLC0415  # where they are installed
+    import transformers  # noqa: PLC0415  # likewise
+
+    length, vocabulary = 48, 256
+    sizes = {"n_layer": 2, "n_embd": dim, "n_head": 4, "vocab_size": vocabulary}
+    without = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    config = transformers.GPT2Config(
+        n_positions=length, tie_word_embeddings=False, **sizes, **without
+    )
+    torch.manual_seed(0)
+    ids = torch.randint(0, vocabulary, (batch, length))
+    example = {"input_ids": ids, "labels": ids.clone(), "use_cache": False}
+    mesh = pc.Placement("cpu", np.arange(ranks), ("dp",))
+    model = pc.from_torch(transformers.GPT2LMHeadModel(config), example).place(mesh, {})
+    text = EXAMPLES / "gpt.py"
+    with pc.job("imported") as job:
+        tokens, _ = pc.data.TokenFile(text, batch, length, placement=mesh, sbp="S(0)")
+        loss = model(input_ids=tokens, labels=tokens).loss
+        pc.optim.AdamW(1e-3, betas=(0.9, 0.95), weight_decay=0.01).minimize(loss)
+        pc.output("loss", loss)
+    return job
+
+
+def in_turns(*kinds: Sequence[Callable[[], None]]) -> Iterator[Callable[[], None]]:
+    """All, those of each kind spread evenly."""
+    places = [
+        ((number + 0.5) / len(each), run) for each in kinds for number, run in enumerate(each)
+    ]
+    for _, run in sorted(places, key=lambda place: place[0]):
+        yield run
+
+
 def main() -> None:
-    """Forecast, run, run again, and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Calibrate and run in turns, forecast, and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--machine", type=Path)
+    parser.add_argument("--keep", type=Path, help="where to write the machine file")
     parser.add_argument("--only", default="")
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--force", action="store_true")
     given = parser.parse_args()
-    path = given.machine
-    if path is None:
-        path = Path("here.toml")
-        path.write_text(calibrate("here", given.force))
-    machine: Machine = chosen_machine(path)
-    rows: list[tuple[dict[str, Any], Forecast]] = []
-    for name, example, settings, ranks in configurations():
-        if given.only not in name:
-            continue
-        asked = ranks if example == "mlp.py" else None
-        known = forecast(load_job(str(EXAMPLES / example), settings, asked), machine)
-        measured = run_measured(known, STEPS)
-        row: dict[str, Any] = {"benchmark": "forecast_here", "name": name, "ranks": known.ranks}
-        row["memory_equal"] = total_memory(known) == measured.memory_bytes
-        row["predicted_ms"] = known.step_seconds * 1e3
-        row["measured_ms"] = measured.step_seconds * 1e3
-        rows.append((row, known))
-    for row, known in rows:
-        row["repeated_ms"] = run_measured(known, STEPS).step_seconds * 1e3
-        row["error"] = row["predicted_ms"] / row["measured_ms"] - 1.0
-        row["noise"] = row["repeated_ms"] / row["measured_ms"] - 1.0
+    chosen = [each for each in configurations() if given.only in each.name]
+    with tempfile.TemporaryDirectory(prefix="plancompiler-forecast-") as folder:
+        calibration = None
+        if given.machine is None:
+            calibration = Calibration(pc.run, Path(folder), given.force)
+        for number in range(given.rounds):
+            calibrating = [] if calibration is None else list(calibration.runs())
+            for run in in_turns(calibrating, [each.measure for each in chosen]):
+                run()
+            print(f"round {number + 1} of {given.rounds} done", file=sys.stderr)
+        path = given.machine
+        if calibration is not None:
+            path = given.keep or Path(folder) / "here.toml"
+            path.write_text(calibration.text("here"))
+        rows = [each.row(path) for each in chosen]
+    for row in rows:
         print(json.dumps({key: _rounded(value) for key, value in row.items()}), flush=True)
-    for ranks in (1, 2):
-        chosen = [row for row, _ in rows if row["ranks"] == ranks]
-        if chosen:
-            summary: dict[str, Any] = {"benchmark": "forecast_here", "ranks": ranks}
-            summary["configurations"] = len(chosen)
-            summary["memory_equal"] = all(row["memory_equal"] for row in chosen)
-            for figure in ("error", "noise"):
-                sizes = [abs(row[figure]) for row in chosen]
-                summary[figure] = {
-                    "median": _rounded(statistics.median(sizes)),
-                    "worst": _rounded(max(sizes)),
-                }
-            print(json.dumps(summary))
+    for world in WORLDS:
+        of_world = [row for row in rows if row["world"] == world]
+        if of_world:
+            print(json.dumps(_summary(world, of_world)))
+
+
+def _summary(world: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    summary: dict[str, Any] = {"benchmark": "forecast_here", "world": world}
+    summary["configurations"] = len(rows)
+    summary["memory_equal"] = all(row["memory_equal"] for row in rows)
+    for figure in ("error", "noise"):
+        sizes = [abs(row[figure]) for row in rows]
+        summary[figure] = {
+            "median": _rounded(statistics.median(sizes)),
+            "worst": _rounded(max(sizes)),
+        }
+    summary["load"] = _rounded(statistics.fmean(row["load"] for row in rows))
+    return summary
 
 
 def _rounded(value: object) -> object:
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
     return round(value, 4) if isinstance(value, float) else value
 
 

@@ -1,4 +1,4 @@
-"""Forecasts beside published step times of GPT models on A100s, under one fit for all rows.
+"""Forecasts beside published step times of GPTs and Llamas on A100s, under one fit for all rows.
 
     python benchmarks/forecast_published.py [--only PATTERN] [--whole] [--given]
 
@@ -7,16 +7,22 @@ Clusters Using Megatron-LM" (2021, arXiv 2104.04473, section 5.1), and tables 3 
 et al., "Reducing Activation Recomputation in Large Transformer Models" (2022, arXiv 2205.05198,
 section 6). Table 1 does not give micro-batches and interleaving: they are those of the script that
 its authors publish with it (NVIDIA/Megatron-LM, `examples/sc21/run_table_1.sh`). It gives FLOP/s
-per GPU; seconds follow by the paper's equation 3.
+per GPU; seconds follow by the paper's equation 3. Llamas on 64 A100s with fully sharded parameters
+are those of TorchTitan's page on performance (pytorch/torchtitan, `docs/performance.md` of May
+2024), in words per second and GPU. Of its activation checkpointing, "selective layer" computes
+every second layer again; rows with "selective op" are left out, as what that keeps is not said.
 
-Each row is a job of `examples/gpt.py`, changed where those papers run the model in another way:
-scores of attention are written to memory (there was no fused kernel for attention), and what goes
-from stage to stage goes in float16, a piece from each rank of a tensor-parallel group ("scatter and
-gather", section 4.1 of the first). Dropout is left out.
+The rows of the papers are jobs of `examples/gpt.py`, changed where those run the model in another
+way: weights of layers, residual sums and scores of attention are in 16 bits, the scores are written
+to memory (there was no fused kernel for attention), and what goes from stage to stage is a piece
+from each rank of a tensor-parallel group ("scatter and gather", section 4.1 of the first). Dropout
+is left out. For the rows of the second paper a product adds the gradient of a weight to that of the
+micro-batches before, as its authors' code does since February 2022 (NVIDIA/Megatron-LM, commit
+83b1e42f30), so that such a sum takes no time of its own.
 
 Few efficiencies are fitted to all rows together by least squares of the logarithms of the ratios.
-Pipelines are forecast from shorter ones with the same layers per stage and with fewer
-micro-batches, as a step's time grows along straight lines with either; `--whole` does without.
+Jobs are forecast from ones with fewer layers, stages and micro-batches, as a step's time grows
+along straight lines with each; `--whole` does without.
 Data parallelism adds what the sum of the gradients takes by the cost model, after backward: these
 runs did not overlap the two (section 6.3 of the second).
 `--given` prints what the shipped machine file says, without a fit. Prints a JSON line per row, and
@@ -33,24 +39,33 @@ import math
 import re
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import plancompiler as pc
 from plancompiler.costs import Machine, chosen_machine, link_between, primitive_cost
-from plancompiler.forecasting.job_forecast import simulated_step
 from plancompiler.forecasting.rank_classes import RankClasses, rank_classes
-from plancompiler.forecasting.task_time import TaskTimes
+from plancompiler.forecasting.sharing import uses_of
+from plancompiler.forecasting.task_time import TaskTimes, cost_of
 from plancompiler.ir.task import Primitive
 from plancompiler.lower.compile import build_graph
 from plancompiler.passes import config_of
+from plancompiler.plan.plan import Plan, Task
+from plancompiler.simulate import simulate
 
 LENGTH, VOCABULARY = 2048, 51200
+HALF = "float16"
 FITTED = ("matrix_efficiency", "memory_efficiency", "link_efficiency")
-ROUNDS = 1
+PRODUCTS = ("matmul", "contract_leading")
+ROUNDS = 2
 """How often the fit is made, each time around forecasts with the efficiencies of the last."""
+STEP = 0.95
+"""Times an efficiency, to see how forecasts follow it."""
+Vector = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -74,6 +89,8 @@ class Row:
     """Seconds, as table 5 has them."""
     selective: bool = False
     """Sequence parallelism, and only attention is computed again; otherwise all of a layer is."""
+    fused_sums: bool = False
+    """Whether products add up the gradients of weights."""
 
     @property
     def dp(self) -> int:
@@ -118,6 +135,7 @@ KORTHIKANTI = tuple(
         name=f"{row.name} {'selective' if selective else 'full'}",
         iteration=seconds,
         selective=selective,
+        fused_sums=True,
     )
     for row, full, present in (
         (Row("22B", 64, 6144, 48, 8, 1, 8, 4, 4, 1), 1.42, 1.10),
@@ -127,6 +145,59 @@ KORTHIKANTI = tuple(
     )
     for selective, seconds in ((False, full), (True, present))
 )
+
+
+@dataclass(frozen=True)
+class LlamaRow:
+    """A Llama that TorchTitan trained on 64 A100s, its parameters split over all of them."""
+
+    name: str
+    layers: int
+    dim: int
+    heads: int
+    groups: int
+    """Heads of keys and values."""
+    hidden: int
+    vocabulary: int
+    length: int
+    micro: int
+    """Sequences of a device."""
+    again: float
+    """The part of the layers that are computed again."""
+    tokens: float
+    """That a device does in a second."""
+    gpus: int = 64
+    fused_sums: bool = False
+    dp: int = 64
+    pp: int = 1
+    tp: int = 1
+    microbatches: int = 1
+
+    @property
+    def flops(self) -> float:
+        """What is computed in a step, counted as in the other tables: attention whole."""
+        features = self.dim * (2 + 2 * self.groups / self.heads) + 3 * self.hidden
+        of_layers = 6 * self.layers * (features * self.dim + 2 * self.length * self.dim)
+        of_output = 6 * self.vocabulary * self.dim
+        tokens = self.gpus * self.micro * self.length
+        return tokens * (of_layers * (1 + self.again / 3) + of_output)
+
+    @property
+    def seconds(self) -> float:
+        return self.micro * self.length / self.tokens
+
+
+TORCHTITAN = (
+    LlamaRow("Llama 2 13B", 40, 5120, 40, 40, 13824, 32000, 4096, 2, 0.0, 2162),
+    LlamaRow("Llama 2 13B half", 40, 5120, 40, 40, 13824, 32000, 4096, 2, 0.5, 1914),
+    LlamaRow("Llama 2 70B full", 80, 8192, 64, 8, 28672, 32000, 4096, 2, 1.0, 353),
+    LlamaRow("Llama 3 8B half", 32, 4096, 32, 8, 14336, 128256, 8192, 1, 0.5, 2904),
+    LlamaRow("Llama 3 70B full", 80, 8192, 64, 8, 28672, 128256, 8192, 1, 1.0, 331),
+)
+FEW_LAYERS = (2, 4)
+"""Llamas are forecast from such with so many layers."""
+AnyRow = Row | LlamaRow
+ROWS: tuple[AnyRow, ...] = (*NARAYANAN, *KORTHIKANTI, *TORCHTITAN)
 
 
 # --- the jobs -------------------------------------------------------------------------------------
@@ -147,24 +218,47 @@ def load_example() -> Any:
 
         def __init__(self, *arguments: Any, **settings: Any) -> None:
             super().__init__(*arguments, **settings)
-            for block in self.blocks:
+            for block, stage in zip(self.blocks, self.stages, strict=True):
+                for layer in linear_layers(block):
+                    for name, given in list(vars(layer).items()):
+                        if isinstance(given, pc.nn.Parameter):
+                            setattr(layer, name, pc.nn.Parameter(given.shape, HALF, "zeros"))
+                block.place(stage, example.on_mesh(stage, example.TENSOR_PARALLEL))
+                block.forward = half_block(block)
                 block.attention.forward = written_attention(block.attention, self.selective)
 
         def forward(self, tokens: pc.Value) -> pc.Value:
-            x = self.token(tokens) + self.position.value
+            x = (self.token(tokens) + self.position.value).cast(HALF)
             before = self.stages[0]
             for block, stage in zip(self.blocks, self.stages, strict=True):
                 if stage is not before:
-                    pieces = x.cast("float16").redistribute(sbp=["S(0)", "S(1)"])
+                    pieces = x.redistribute(sbp=["S(0)", "S(1)"])
                     x = pieces.redistribute(placement=stage).redistribute(sbp=["S(0)", "B"])
-                    x = x.cast("float32")
                     before = stage
                 x = block(x)
-            logits: pc.Value = self.head(self.norm(x))
+            logits: pc.Value = self.head(self.norm(x.cast("float32")))
             return logits
 
     example.GPT = PublishedGPT
     return example
+
+
+def linear_layers(block: Any) -> tuple[Any, ...]:
+    """Those whose weights are kept in 16 bits."""
+    attention = block.attention
+    of_attention = (attention.query, attention.key, attention.value, attention.projection)
+    return (*of_attention, block.mlp.fc1, block.mlp.fc2)
+
+
+def half_block(block: Any) -> Callable[[pc.Value], pc.Value]:
+    """The forward of a transformer block whose residual sums are in 16 bits."""
+
+    def forward(x: pc.Value) -> pc.Value:
+        x = x + block.attention(block.norm1(x.cast("float32")).cast(HALF))
+        output: pc.Value = x + block.mlp(block.norm2(x.cast("float32")).cast(HALF))
+        return output
+
+    return forward
 
 
 def written_attention(attention: Any, again: bool) -> Callable[[pc.Value], pc.Value]:
@@ -187,11 +281,13 @@ def written_attention(attention: Any, again: bool) -> Callable[[pc.Value], pc.Va
     return forward
 
 
-def job_of(example: Any, row: Row, machine: Machine, stages: int, microbatches: int) -> pc.Job:
-    """A row's job, with as many layers per stage, on so many stages."""
+def job_of(
+    example: Any, row: Row, machine: Machine, stages: int, microbatches: int, layers: int
+) -> pc.Job:
+    """A row's job on so many stages, with so many layers in each run of layers of a stage."""
     example.GPT.selective = row.selective
     job: pc.Job = example.build(
-        layers=row.layers // row.pp * stages,
+        layers=layers * row.chunks * stages,
         dim=row.dim,
         heads=row.heads,
         length=LENGTH,
@@ -206,75 +302,168 @@ def job_of(example: Any, row: Row, machine: Machine, stages: int, microbatches: 
         chunks=row.chunks,
         recompute="none" if row.selective else "auto",
         sequence_parallel=row.selective,
-        precision="float16",
+        precision=HALF,
     )
     return replace(job, config=replace(config_of(job), machine=machine.name))
+
+
+class LlamaBlock(pc.nn.Module):
+    """A layer of a Llama (H. Touvron et al., 2023)."""
+
+    def __init__(self, row: LlamaRow) -> None:
+        self.heads, self.groups = row.heads, row.groups
+        narrow = row.dim // row.heads * row.groups
+        self.before = pc.nn.RMSNorm(row.dim)
+        self.query = pc.nn.Linear(row.dim, row.dim, bias=False)
+        self.key = pc.nn.Linear(row.dim, narrow, bias=False)
+        self.value = pc.nn.Linear(row.dim, narrow, bias=False)
+        self.projection = pc.nn.Linear(row.dim, row.dim, bias=False)
+        self.between = pc.nn.RMSNorm(row.dim)
+        self.gate = pc.nn.Linear(row.dim, row.hidden, bias=False)
+        self.up = pc.nn.Linear(row.dim, row.hidden, bias=False)
+        self.down = pc.nn.Linear(row.hidden, row.dim, bias=False)
+
+    def forward(self, x: pc.Value) -> pc.Value:
+        batch, length, dim = x.shape
+        seen = self.before(x)
+        query, key, value = (
+            layer(seen).reshape(batch, length, heads, dim // self.heads).transpose(0, 2, 1, 3)
+            for layer, heads in (
+                (self.query, self.heads),
+                (self.key, self.groups),
+                (self.value, self.groups),
+            )
+        )
+        joined = pc.scaled_dot_product_attention(
+            pc.rotary_embedding(query), pc.rotary_embedding(key), value, causal=True
+        )
+        x = x + self.projection(joined.transpose(0, 2, 1, 3).reshape(batch, length, dim))
+        seen = self.between(x)
+        result: pc.Value = x + self.down(pc.swiglu(self.gate(seen), self.up(seen)))
+        return result
+
+
+def llama_job(row: LlamaRow, machine: Machine, layers: int) -> pc.Job:
+    """A row's job with so many layers."""
+    mesh = pc.Placement("cuda", list(range(row.dp)), ("dp",))
+    config = pc.Config(zero=3, precision="bfloat16", machine=machine.name)
+    again = round(1 / row.again) if row.again else layers + 1
+    with pc.job("llama", config=config) as job:
+        shape = (row.dp * row.micro, row.length)
+        tokens, targets = (
+            pc.input(name, shape, "int64", mesh, "S(0)") for name in ("tokens", "targets")
+        )
+        embedding = pc.nn.Embedding(row.vocabulary, row.dim).place(mesh)
+        blocks = pc.nn.ModuleList(LlamaBlock(row) for _ in range(layers)).place(mesh)
+        norm = pc.nn.RMSNorm(row.dim).place(mesh)
+        head = pc.nn.Linear(row.dim, row.vocabulary, bias=False).place(mesh)
+        x = embedding(tokens)
+        for number, block in enumerate(blocks, start=1):
+            if number % again == 0:
+                pc.checkpoint(block)
+            x = block(x)
+        loss = pc.cross_entropy(head(norm(x)), targets, ignore_index=None)
+        parameters = [
+            each for part in (embedding, blocks, norm, head) for each in part.parameters()
+        ]
+        pc.optim.AdamW(parameters, lr=3e-4).minimize(loss)
+        pc.output("loss", loss)
+    return job
 
 
 # --- forecasts ------------------------------------------------------------------------------------
 
 
-class RowForecast:
-    """The plans of a row, or of pipelines from whose forecasts its own follows."""
+def gpt_jobs(
+    example: Any, row: Row, machine: Machine, whole: bool
+) -> Iterator[tuple[float, pc.Job]]:
+    """(weight, job): those of a row, or of shorter pipelines whose forecasts add up to its own."""
+    stages, microbatches = row.pp, row.microbatches
+    depth = row.layers // (stages * row.chunks)
+    shapes, depths = {(stages, microbatches): 1.0}, {depth: 1.0}
+    if not whole and microbatches > 1:
+        low = min(stages, 2)
+        few, many = (2 * low, 4 * low) if stages > low else (2, 4)
+        steep = (microbatches - few) / (many - few)
+        long = (stages - low) / low
+        shapes = {(low, few): 1.0 - steep, (low, many): steep - long, (2 * low, many): long}
+    if not whole and depth > 2:
+        depths = {1: 2.0 - depth, 2: depth - 1.0}
+    for (pipeline, count), weight in shapes.items():
+        for layers, share in depths.items():
+            if weight * share:
+                yield weight * share, job_of(example, row, machine, pipeline, count, layers)
 
-    def __init__(self, example: Any, row: Row, machine: Machine, whole: bool) -> None:
+
+def llama_jobs(row: LlamaRow, machine: Machine, whole: bool) -> Iterator[tuple[float, pc.Job]]:
+    """(weight, job): those of a row, or of ones with fewer layers."""
+    few, many = FEW_LAYERS
+    part = (row.layers - few) / (many - few)
+    for layers, weight in ((row.layers, 1.0),) if whole else ((few, 1 - part), (many, part)):
+        yield weight, llama_job(row, machine, layers)
+
+
+class RowForecast:
+    """The plans of jobs from whose forecasts a row's own follows, along straight lines."""
+
+    def __init__(self, example: Any, row: AnyRow, machine: Machine, whole: bool) -> None:
         self.row = row
-        stages, microbatches = row.pp, row.microbatches
-        near = [(stages, microbatches)]
-        if not whole and microbatches > 1:
-            low = min(stages, 2)
-            few = max(2, low)
-            near = [(low, few), (low, 2 * few)]
-            if stages > low:
-                near = [(low, 2 * low), (low, 4 * low), (2 * low, 4 * low)]
-        self.shapes = near
-        self.classes = [
-            rank_classes(build_graph(job, job.world_size))
-            for job in (job_of(example, row, machine, *shape) for shape in near)
-        ]
+        jobs = (
+            llama_jobs(row, machine, whole)
+            if isinstance(row, LlamaRow)
+            else gpt_jobs(example, row, machine, whole)
+        )
+        self.weights, self.classes = [], []
+        """Of each job: how its seconds count."""
+        for weight, job in jobs:
+            self.weights.append(weight)
+            self.classes.append(rank_classes(build_graph(job, job.world_size)))
 
     def seconds(self, machine: Machine) -> float:
         """A step of the row on a machine."""
-        times = [_first_step(each, machine) for each in self.classes]
-        seconds = times[0]
-        if len(times) > 1:
-            (stages, few), (_, more) = self.shapes[:2]
-            slope = (times[1] - times[0]) / (more - few)
-            seconds += slope * (self.row.microbatches - few)
-            if len(times) > 2:
-                longer = (times[2] - times[1]) / (self.shapes[2][0] - stages)
-                seconds += longer * (self.row.pp - stages)
-        return seconds + self.reduction(machine)
+        times = _Times(machine, self.row.fused_sums)
+        return self.reduction(machine) + sum(
+            weight * _first_step(each, times)
+            for weight, each in zip(self.weights, self.classes, strict=True)
+        )
 
     def reduction(self, machine: Machine) -> float:
         """Seconds in which the gradients of a stage, in float16, are summed over data-parallel
-        ranks.
+        ranks, where the job has one of each.
         """
         row = self.row
-        if row.dp == 1:
+        if isinstance(row, LlamaRow) or row.dp == 1:
             return 0.0
         link = link_between(machine, range(0, row.dp * row.tp, row.tp))
         parameters = 12 * row.layers // row.pp * row.dim**2 + VOCABULARY * row.dim
         cost = primitive_cost(Primitive.ALL_REDUCE, row.dp, link)
         return cost.seconds(2 * parameters / row.tp)
 
-    def busy(self, machine: Machine) -> float:
-        """Seconds in which the busiest rank of the longest pipeline works or communicates."""
-        times = TaskTimes(machine)
-        return max(_busy(each.plan, times) for each in self.classes[-1].classes)
+
+class _Times(TaskTimes):
+    """Seconds of tasks, where products may add up the gradients of weights."""
+
+    def __init__(self, machine: Machine, fused_sums: bool) -> None:
+        super().__init__(machine)
+        self._fused_sums = fused_sums
+
+    def seconds(self, plan: Plan, task: Task) -> float:
+        if self._fused_sums and getattr(task.spec, "kind", "") == "accumulate":
+            made = plan.register_by_id[task.inputs[0]]
+            if getattr(plan.task_by_id[made.producer].spec, "kind", "") in PRODUCTS:
+                return 0.0
+        return super().seconds(plan, task)
 
 
-def _first_step(classes: RankClasses, machine: Machine) -> float:
-    simulation, _ = simulated_step(classes.plans, machine, len(classes.of_rank), classes.stands_for)
-    return max(run.end for run in simulation.runs if run.step == 0)
-
-
-def _busy(plan: Any, times: TaskTimes) -> float:
-    return sum(
-        times.seconds(plan, task)
-        * (plan.microbatches if plan.segments[task.segment].kind.per_microbatch else 1)
-        for task in plan.tasks
+def _first_step(classes: RankClasses, times: TaskTimes) -> float:
+    plans = classes.plans
+    simulation = simulate(
+        plans,
+        cost_of(plans, times),
+        uses=uses_of(plans, times, classes.stands_for),
+        stands_for=classes.stands_for,
     )
+    return simulation.makespan
 
 
 def with_efficiencies(machine: Machine, values: Sequence[float]) -> Machine:
@@ -290,34 +479,33 @@ def with_efficiencies(machine: Machine, values: Sequence[float]) -> Machine:
 
 
 def fitted(rows: Sequence[RowForecast], given: Machine, start: Sequence[float]) -> list[float]:
-    """The efficiencies that bring the forecasts nearest to all rows: descent along each in turn.
-
-    Around the forecasts of `start` a step is taken to be as many times longer as its busiest rank
-    is busy for longer.
+    """The efficiencies, at most 1, that bring the forecasts nearest to all rows, as far as their
+    logarithms go along straight lines around `start` (a step of Gauss and Newton).
     """
-    machine = with_efficiencies(given, start)
-    ratios = [row.seconds(machine) / row.busy(machine) / row.row.seconds for row in rows]
 
-    def loss(values: Sequence[float]) -> float:
-        tried = with_efficiencies(given, values)
-        return sum(
-            math.log(ratio * row.busy(tried)) ** 2 for ratio, row in zip(ratios, rows, strict=True)
-        )
+    def errors(values: Sequence[float]) -> Vector:
+        machine = with_efficiencies(given, values)
+        return np.array([math.log(each.seconds(machine) / each.row.seconds) for each in rows])
 
-    best, step = list(start), 0.1
-    least = loss(best)
-    while step > 0.005:
-        better = False
-        for place in range(len(best)):
-            for factor in (1 + step, 1 / (1 + step)):
-                values = list(best)
-                values[place] = min(1.0, values[place] * factor)
-                tried = loss(values)
-                if tried < least - 1e-9:
-                    best, least, better = values, tried, True
-        if not better:
-            step /= 2
-    return best
+    left = errors(start)
+    print(f"around {list(start)} off by {np.abs(left).mean():.4f}", file=sys.stderr, flush=True)
+    slopes = np.empty((len(rows), len(start)))
+    for place in range(len(start)):
+        lower = list(start)
+        lower[place] *= STEP
+        slopes[:, place] = (errors(lower) - left) / math.log(STEP)
+    changes, most = np.zeros(len(start)), -np.log(np.array(start))
+    free = list(range(len(start)))
+    while free:
+        changes[free] = 0.0
+        rest = -(left + slopes @ changes)
+        changes[free], *_ = np.linalg.lstsq(slopes[:, free], rest, rcond=None)
+        above = [each for each in free if changes[each] > most[each]]
+        if not above:
+            break
+        changes[above] = most[above]  # they stay at 1
+        free = [each for each in free if each not in above]
+    return [float(each) for each in np.array(start) * np.exp(changes)]
 
 
 def main() -> None:
@@ -330,7 +518,7 @@ def main() -> None:
     given = chosen_machine("a100-sxm")
     example = load_example()
     rows = []
-    for row in (*NARAYANAN, *KORTHIKANTI):
+    for row in ROWS:
         if re.search(asked.only, row.name):
             rows.append(RowForecast(example, row, given, asked.whole))
             print(f"{row.name}: compiled", file=sys.stderr, flush=True)
@@ -362,7 +550,7 @@ def main() -> None:
     )
 
 
-def _rate(row: Row) -> float:
+def _rate(row: AnyRow) -> float:
     return row.flops / (row.gpus * row.seconds)
 
 

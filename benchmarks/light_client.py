@@ -79,4 +79,4 @@ class LightClient:
 
     async def close(self) -> None:
         """End the connection."""
-        await self._channel.close()
+        await self._channel.close(None)

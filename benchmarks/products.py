@@ -58,7 +58,8 @@ def products_of(job: pc.Job, ranks: int, rank: int) -> list[Callable[[], object]
 @contextmanager
 def _recorded() -> Iterator[list[Callable[[], object]]]:
     """The products that are made meanwhile; not those with a column of ones, which are sums."""
-    matmul, made = np.matmul, []
+    matmul = np.matmul
+    made: list[Callable[[], object]] = []
 
     def record(left: Any, right: Any, out: Any = None) -> Any:
         result = matmul(left, right, out=out)

@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     rounds = parser.parse_args().rounds
     config, mesh = gpt.PRESETS["tiny"], pc.Placement("cpu", [[0]], axes=("dp", "tp"))
-    model = gpt.GPT(config, (mesh,))
+    model = gpt.GPT(config, [mesh])
     optimizer = pc.optim.AdamW(model.parameters(), lr=1e-3)
     rows = np.random.default_rng(0).integers(0, 256, (config.batch, config.length + 1))
     tokens, targets = (pc.tensor(each, mesh) for each in (rows[:, :-1], rows[:, 1:]))
@@ -40,7 +40,8 @@ def main() -> None:
             optimizer.minimize(pc.cross_entropy(model(tokens), targets))
         return (time.process_time() - begin) / STEPS * 1e3
 
-    plain, profiled = [], []
+    plain: list[float] = []
+    profiled: list[float] = []
     for number in range(-1, rounds):
         for with_profile in (False, True) if number % 2 else (True, False):
             with pc.profile() if with_profile else nullcontext():

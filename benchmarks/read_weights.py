@@ -57,7 +57,7 @@ class Layer(nn.Module):
 
     def forward(self, x: pc.Value) -> pc.Value:
         """Something that reads every weight."""
-        total = self.post_norm(self.input_norm(x)).sum()
+        total: pc.Value = self.post_norm(self.input_norm(x)).sum()
         for parameter in self.parameters():
             total = total + parameter.value.sum()
         return total
@@ -93,7 +93,7 @@ def read_shards(plan: Plan) -> tuple[int, float]:
 
 def read_plainly(folder: Path, nbytes: int) -> float:
     """Seconds of reading so many bytes of the files."""
-    place = memoryview(np.zeros(nbytes, np.uint8))
+    place = np.zeros(nbytes, np.uint8).data
     begin = time.process_time()
     at = 0
     for path in sorted(folder.glob("*.safetensors")):
@@ -114,6 +114,7 @@ def main() -> None:
     random = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        shapes: dict[str, tuple[int, ...]]
         shapes = {f"{name}.weight": (rows, columns) for name, (rows, columns, _) in LAYER.items()}
         shapes |= {"input_norm.weight": (HIDDEN,), "post_norm.weight": (HIDDEN,)}
         arrays = {each: random.random(shape, np.float32) for each, shape in shapes.items()}

@@ -234,6 +234,10 @@ class StreamActor:
             )
         tokens[token] += 1
 
+    def has_all(self, token: int) -> bool:
+        """Whether as many are here as may be."""
+        return self._tokens[token] >= self._maxima[token]
+
     @property
     def step_position(self) -> str:
         """When the head task runs, for people: `step 3` or `step 3, micro-batch 2`."""

@@ -7,7 +7,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -24,9 +24,9 @@ from plancompiler.errors import (
     UsageError,
 )
 from plancompiler.executor.actor_loader import load_actors
+from plancompiler.executor.backend import Backend
 from plancompiler.executor.comm.link import Group, GroupKey, Link
 from plancompiler.executor.comm.publication import communicator_keys
-from plancompiler.executor.cuda.backend import backend_of
 from plancompiler.executor.cuda.interface import Device
 from plancompiler.executor.external_storage import ExternalStorage
 from plancompiler.executor.fed_rates import FedRates, Rates
@@ -136,7 +136,7 @@ class Runtime(Closing):
         self._closed = False
         self._inputs = input_specs(plan)
         self._feeds: dict[str, deque[Array]] = {name: deque() for name in self._inputs}
-        self._backend = backend_of(plan, device, self._launched_failed)
+        self._backend = _backend_of(plan, device, self._launched_failed)
         self._deadline = deadline if self._backend.plan.device == "cpu" else if_unseen(deadline)
         self._actors = load_actors(self._backend.plan, first_step)
         if self._anomaly and self._backend.plan.device != "cpu":
@@ -590,3 +590,17 @@ def _as_error(error: BaseException, task: Task | None, rank: int) -> PlanCompile
     if task is None:
         return error.at(rank=rank)
     return error.at(op=task.name, source=_source(task), rank=rank)
+
+
+def _backend_of(
+    plan: Plan, device: Device | str | None, failed: Callable[[BaseException], None]
+) -> Backend:
+    """The backend for a plan's device type. `failed` is called with failures of work that was
+    launched before.
+    """
+    if plan.device == "cpu":
+        return Backend(plan)
+    # It takes long to load, and ranks on CPUs have no use for it.
+    from plancompiler.executor.cuda.backend import DeviceBackend  # noqa: PLC0415  # see above
+
+    return DeviceBackend(plan, device, failed)

@@ -8,12 +8,10 @@ the folder of those files and the trace file made of them.
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import mmap
 import os
-import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
@@ -35,11 +33,12 @@ from plancompiler.executor.timeline import (
     register_labels,
     task_labels,
 )
+from plancompiler.ir import Job
 from plancompiler.ir.closing import Closing
 from plancompiler.ir.pipeline import MOST
 from plancompiler.ir.strict_json import JsonObject, parse_json
 from plancompiler.ir.whole_file import (
-    is_stream,
+    check_writable,
     named_file,
     naming_output,
     replace_file,
@@ -176,14 +175,15 @@ def _mapped(path: Path, nbytes: int) -> mmap.mmap:
 class Recording(Closing):
     """What a session records: a temporary folder, and the trace file that is written at the end.
 
-    `trace` None only records, for `timelines`. Raises UsageError where the file cannot be written,
-    OutputError where there is no place to record.
+    `trace` None only records, for `timelines`. The file says what `about` has of the run. Raises
+    UsageError where the file cannot be written, OutputError where there is no place to record.
     """
 
-    def __init__(self, trace: Path | None = None) -> None:
+    def __init__(self, trace: Path | None = None, about: Mapping[str, str] | None = None) -> None:
         self._path = trace
+        self._about = about
         if trace is not None:
-            check_trace(trace)
+            check_writable(trace, "the trace file")
         with naming_output("a recording", "the temporary folder"):
             self._folder = TemporaryFolder("plancompiler-trace-")
         self._open = True
@@ -209,32 +209,24 @@ class Recording(Closing):
             return
         try:
             if self._path is not None:
-                write_trace(self._path, self.timelines())
+                write_trace(self._path, self.timelines(), self._about)
         finally:
             self._open = False
             self._folder.close()
 
 
-def check_trace(path: Path) -> None:
-    """Make sure before a run that a trace can be written when it ends; else a UsageError."""
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if is_stream(path):
-            path.open("wb").close()
-            return
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise UsageError(
-            "the trace file cannot be written",
-            got=f"{str(path)!r}: {error.strerror or error}",
-            expected="a file in a folder that exists and is writable",
-        ) from None
+def about_run(job: Job, backend: str) -> dict[str, str]:
+    """What a trace file says of the run itself, so that a calibration can learn from it: the text
+    of the job, and how its ranks shared a host, as `threads` or as `processes`.
+    """
+    return {"job": str(job), "backend": backend}
 
 
-def write_trace(path: Path, timelines: Iterable[Timeline]) -> None:
-    """Write timelines as one JSON object in the Trace Event Format, an event per line.
+def write_trace(
+    path: Path, timelines: Iterable[Timeline], about: Mapping[str, str] | None = None
+) -> None:
+    """Write timelines as one JSON object in the Trace Event Format, an event per line, and `about`
+    the run as its metadata.
 
     What is not in them, as a run took too many actions, is logged as a warning. Raises OutputError
     where the file cannot be written.
@@ -248,7 +240,8 @@ def write_trace(path: Path, timelines: Iterable[Timeline]) -> None:
             EVENTS,
         )
     with naming_output("the timeline", path), named_file(path) as file:
-        file.write(b'{"displayTimeUnit": "ms", "traceEvents": [')
+        metadata = f'"otherData": {json.dumps(dict(about))}, ' if about else ""
+        file.write(f'{{"displayTimeUnit": "ms", {metadata}"traceEvents": ['.encode())
         separator = "\n"
         for event in chrome_events(timelines):
             file.write((separator + json.dumps(event)).encode())

@@ -514,6 +514,7 @@ class MasterShell:
         self._channels[job_id] = self._channel_of(
             data if queued else job, request, owner, outputs, data, ranks, reservation
         )
+        self._channels[job_id].is_awaited = True
         self._keys[owner, request.key] = job_id
         self._submitted[job_id] = owner, outputs, data
         try:
@@ -534,6 +535,10 @@ class MasterShell:
             del self._submitted[job_id]
         self._forget_old_jobs()
         return job_id
+
+    def job_of_key(self, owner: str, key: str) -> int | None:
+        """The job that a client submitted with this key."""
+        return self._keys.get((owner, key))
 
     def _channel_of(
         self,
@@ -570,15 +575,15 @@ class MasterShell:
         kept_logs = _ENDED_LOG_BYTES
         for number, job_id in enumerate(reversed(self._state.ended_jobs)):
             channel = self._channels[job_id]
-            is_old = number >= self._retention.jobs and not channel.readers
+            is_kept = number < self._retention.jobs or channel.readers or channel.is_awaited
             outputs -= channel.held_bytes
             plans -= channel.plan_bytes
-            if (is_old or outputs < 0) and not channel.has_forgotten:
+            if (not is_kept or outputs < 0) and not channel.has_forgotten:
                 channel.forget_outputs()
                 if self._journal is not None:
                     with self._unasked(), self._writing(self._journal) as writing:
                         writing.drop_outputs(job_id, channel.dropped_through)
-            if (is_old or plans < 0) and channel.data:
+            if (not is_kept or plans < 0) and channel.data:
                 channel.forget_plans()
                 self._drop_plans(job_id)
             held = channel.log.held_bytes

@@ -73,6 +73,8 @@ class JobChannel:
         self.request = request
         self.saved = request.save
         """The folder of the checkpoint that was asked for last, on the workers' hosts."""
+        self.is_awaited = False
+        """Whether the client that submitted it is yet to listen: its outputs are kept till then."""
         self.owner = owner
         """Who submitted it."""
         self.outputs = outputs

@@ -10,18 +10,17 @@ import hashlib
 import math
 import time
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 
 from plancompiler.cluster.messages import JobStatus
+from plancompiler.ir.html_table import number_cell, shown_text, table, text_cell
 from plancompiler.master.observation import ObservedJob
 from plancompiler.master.snapshot import Snapshot, open_descriptors, resident_bytes
 
 _WIDTH, _HEIGHT = 220, 44
 _SHOWN = 50
 """Jobs on the page, the latest."""
-_TEXT = 300
-"""Characters of a name or an error that are shown."""
 
 _STYLE = """
 :root { color-scheme: light dark; }
@@ -142,23 +141,23 @@ def _jobs(seen: Snapshot) -> str:
     latest = sorted(seen.status.jobs, key=lambda job: -job.job_id)[:_SHOWN]
     rows = [_job(job, seen.observation.jobs.get(job.job_id), seen.now) for job in latest]
     heads = ("Job", "Name", "Phase", "Ranks", "Seconds", "Steps", "Steps/s", "Loss", "Curve")
-    return _table("Jobs", f"The latest {_SHOWN} jobs, the newest first", heads, rows)
+    return table("Jobs", f"The latest {_SHOWN} jobs, the newest first", heads, rows)
 
 
 def _job(job: JobStatus, observed: ObservedJob | None, now: float) -> Sequence[str]:
-    error = "" if job.error is None else f"<br>{_text(job.error.what)}"
+    error = "" if job.error is None else f"<br>{shown_text(job.error.what)}"
     curve = [] if observed is None else observed.curve
     loss = None if observed is None else observed.last_loss
     return (
-        _cell(f"{job.job_id}"),
-        _cell(_text(job.name), number=False),
-        _cell(f"{job.phase}{error}", number=False),
-        _cell(f"{job.ranks}"),
-        _cell(f"{job.seconds:,.1f}"),
-        _cell("0" if observed is None else f"{observed.steps:,}"),
-        _cell("0" if observed is None else _number(observed.rate(now))),
-        _cell("—" if loss is None else f"{loss:.6g}"),
-        _cell(_curve(job.job_id, curve), number=False),
+        number_cell(f"{job.job_id}"),
+        text_cell(shown_text(job.name)),
+        text_cell(f"{job.phase}{error}"),
+        number_cell(f"{job.ranks}"),
+        number_cell(f"{job.seconds:,.1f}"),
+        number_cell("0" if observed is None else f"{observed.steps:,}"),
+        number_cell("0" if observed is None else _number(observed.rate(now))),
+        number_cell("—" if loss is None else f"{loss:.6g}"),
+        text_cell(_curve(job.job_id, curve)),
     )
 
 
@@ -187,52 +186,28 @@ def _curve(job_id: int, points: Sequence[tuple[int, float]]) -> str:
 def _workers(seen: Snapshot) -> str:
     rows = [
         (
-            _cell(f"{worker.slot}", number=False),
-            _cell(_text(worker.host), number=False),
-            _cell(_text(worker.device), number=False),
-            _cell(
-                f"rank {worker.rank} of job {worker.job_id}" if worker.job_id else "idle",
-                number=False,
-            ),
+            text_cell(f"{worker.slot}"),
+            text_cell(shown_text(worker.host)),
+            text_cell(shown_text(worker.device)),
+            text_cell(f"rank {worker.rank} of job {worker.job_id}" if worker.job_id else "idle"),
         )
         for worker in seen.status.workers
     ]
-    return _table("Workers", "Workers by slot", ("Slot", "Host", "Device", "Works on"), rows)
+    return table("Workers", "Workers by slot", ("Slot", "Host", "Device", "Works on"), rows)
 
 
 def _errors(seen: Snapshot) -> str:
     rows = [
         (
-            _cell(f"{job_id}"),
-            _cell(f"{line.rank}"),
-            _cell(time.strftime("%H:%M:%S", time.localtime(line.time)), number=False),
-            _cell(f"<pre>{_text(line.text)}</pre>", number=False),
+            number_cell(f"{job_id}"),
+            number_cell(f"{line.rank}"),
+            text_cell(time.strftime("%H:%M:%S", time.localtime(line.time))),
+            text_cell(f"<pre>{shown_text(line.text)}</pre>"),
         )
         for job_id, line in seen.errors
     ]
     heads = ("Job", "Rank", "Time", "Line")
-    return _table("Standard error", "The latest line of each rank", heads, rows)
-
-
-def _table(title: str, caption: str, heads: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    top = "".join(f'<th scope="col">{head}</th>' for head in heads)
-    body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
-    if not body:
-        return f"<h2>{title}</h2><p>None.</p>"
-    # What may be wider than the page scrolls, also by keyboard.
-    return (
-        f'<h2>{title}</h2><div class="scroll" tabindex="0" role="region" aria-label="{title}">'
-        f"<table><caption>{caption}</caption><thead><tr>{top}</tr></thead>"
-        f"<tbody>{body}</tbody></table></div>"
-    )
-
-
-def _cell(html: str, *, number: bool = True) -> str:
-    return f'<td class="number">{html}</td>' if number else f"<td>{html}</td>"
-
-
-def _text(text: str) -> str:
-    return escape(text if len(text) <= _TEXT else f"{text[:_TEXT]}…")
+    return table("Standard error", "The latest line of each rank", heads, rows)
 
 
 def _number(value: float) -> str:

@@ -13,7 +13,7 @@ import functools
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import grpc
@@ -255,6 +255,7 @@ class ClientService(pb_grpc.ClientServicer):
                     hint="start the master with a larger --max-ops",
                 )
             job_id = self._shell.submit(job, data, request, CALLER.get().name, held)
+        asyncio.get_running_loop().call_later(self._silence, self._end_unwatched, job_id)
         reply = pb.SubmitReply(
             job_id=job_id,
             world_size=request.ranks or job.world_size,
@@ -265,6 +266,7 @@ class ClientService(pb_grpc.ClientServicer):
     async def Watch(self, request: pb.JobRequest, context: Context) -> None:
         job_id = Received("a client")(request).job_id
         channel = self._own(job_id)
+        channel.is_awaited = False
         sent = Sent()
         try:
             async for event in channel.read(request.since):
@@ -279,6 +281,17 @@ class ClientService(pb_grpc.ClientServicer):
             # An open job has nobody else who would ask it for anything.
             if channel.request.open and not request.beside:
                 self._shell.take(CancelAsked(job_id, "its client went away"))
+
+    def _end_unwatched(self, job_id: int) -> None:
+        """Wait no longer for a client that has not begun to listen: it went away, and an open job
+        has nobody else.
+        """
+        with suppress(PlanCompilerError):
+            channel = self._shell.channel(job_id)
+            if channel.is_awaited:
+                channel.is_awaited = False
+                if channel.request.open:
+                    self._shell.take(CancelAsked(job_id, "its client never listened to it"))
 
     @_answering
     async def Step(self, _: AsyncIterator[pb.StepRequest], context: Context) -> pb.OperationReply:
@@ -333,16 +346,24 @@ class ClientService(pb_grpc.ClientServicer):
 
     @_answering
     async def Cancel(self, request: pb.JobRequest, context: Context) -> pb.CancelReply:
-        self._own(Received("a client")(request).job_id)
-        ended = self._shell.phase(request.job_id).is_end
-        self._shell.handle(CancelAsked(request.job_id, "a client asked for it"))
-        cancelled = not ended and self._shell.phase(request.job_id) is JobPhase.CANCELLED
+        Received("a client")(request)
+        job_id = request.job_id
+        if request.key:
+            submitted = self._shell.job_of_key(CALLER.get().name, request.key)
+            if submitted is None:
+                return Sent()(pb.CancelReply(cancelled=False))
+            job_id = submitted
+        self._own(job_id)
+        ended = self._shell.phase(job_id).is_end
+        self._shell.handle(CancelAsked(job_id, "a client asked for it"))
+        cancelled = not ended and self._shell.phase(job_id) is JobPhase.CANCELLED
         return Sent()(pb.CancelReply(cancelled=cancelled))
 
     @_answering
     async def FetchPlans(self, request: pb.JobRequest, context: Context) -> None:
         job_id = Received("a client")(request).job_id
         channel = self._own(job_id)
+        channel.is_awaited = False
         channel.readers += 1  # what a reader has asked for is kept for it
         try:
             await self._shell.provide_plans(job_id)

@@ -99,6 +99,8 @@ def small_job(folder: Path, microbatches: int = 1) -> Job:
         loss = pc.cross_entropy(model(x), y)
         pc.optim.Adam(lr=0.1).minimize(loss)
         pc.output("loss", loss)
+        bias = (model[-1].bias.value * loss).redistribute(sbp=["S(0)", "B"])
+        pc.output("bias", pc.sum(bias))
     return job
 
 

@@ -39,7 +39,6 @@ from plancompiler.errors import (
     PlanCompilerError,
     UsageError,
 )
-from plancompiler.executor.cuda.device import local_device
 from plancompiler.executor.host_identity import HOST_VARIABLE
 from plancompiler.limits import time_limits
 from plancompiler.limits.time_limits import DEADLINE
@@ -123,6 +122,9 @@ def run_worker(
     VersionError where it refuses the worker.
     """
     if device != "cpu":
+        # It takes long to load, and workers on CPUs have no use for it.
+        from plancompiler.executor.cuda.device import local_device  # noqa: PLC0415  # see above
+
         local_device(0, device)
     if rank is not None and rank < 0:
         raise UsageError("a rank is negative", got=rank)

@@ -95,8 +95,13 @@ class CapturedStreams:
         """Where standard error led before."""
         return self._streams[1].original
 
+    def take_lines(self) -> None:
+        """Take in the lines that have ended; the end of the last one may be on its way."""
+        with self._lock:
+            self._take()
+
     def drain(self) -> None:
-        """Take in everything that was written before."""
+        """Take in everything that was written before, also a line that has no end."""
         _flush()
         with self._lock:
             self._take()

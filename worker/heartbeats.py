@@ -19,7 +19,7 @@ from plancompiler.worker.heartbeat_process import SIGN
 
 _SIGNS_PER_SILENCE = 10
 """Signs of life in the time after which a master gives a silent worker up, or more seldom."""
-_CLOSE_SECONDS = time_limits.HELPER_STOP
+_LEAVE_SECONDS, _CLOSE_SECONDS = time_limits.HELPER_LEAVE, time_limits.HELPER_STOP
 # Without what the interpreter does at its start for programs: it has to be small and quick.
 _PROGRAM = """
 import json, sys
@@ -106,8 +106,13 @@ class Heartbeats:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
-        try:
-            self._process.wait(_CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        # It leaves by itself, unless a call to a master that is silent keeps it.
+        process = self._process
+        for seconds, end in ((_LEAVE_SECONDS, process.terminate), (_CLOSE_SECONDS, process.kill)):
+            try:
+                process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                end()
+            else:
+                return
+        process.wait()

@@ -57,7 +57,8 @@ class JobLog:
         """From now on lines belong to this rank of a job of so many; job 0: to none, and they are
         not kept.
         """
-        self._take_in()
+        if self.streams is not None:
+            self.streams.drain()
         with self._lock:
             self._job_id, self._rank = job_id, rank
             self._rate = max(JOB_RATE / world_size, _LEAST_RATE)
@@ -109,9 +110,15 @@ class JobLog:
         self._is_closed = True
         self._has_lines.set()
 
-    def take(self) -> list[LogLines]:
-        """The lines that may be sent by now, those that were printed first come first."""
-        self._take_in()
+    def take(self, *, work_has_ended: bool = False) -> list[LogLines]:
+        """The lines that may be sent by now, those that were printed first come first. A line
+        without an end is one only when the work that printed it has ended.
+        """
+        if self.streams is not None:
+            if work_has_ended:
+                self.streams.drain()
+            else:
+                self.streams.take_lines()
         with self._lock:
             now = time.monotonic()
             # So that what waits can be sent at once after a silence.
@@ -136,10 +143,6 @@ class JobLog:
         self._allowance -= size
         dropped, self._dropped = self._dropped, 0
         return LogLines(job_id, tuple(lines), dropped)
-
-    def _take_in(self) -> None:
-        if self.streams is not None:
-            self.streams.drain()
 
 
 def _bytes_of(text: str) -> int:

@@ -210,7 +210,7 @@ class JobRunner:
 
     def _send_log(self) -> None:
         """What was printed so far, before the master hears what came of it."""
-        for lines in self._log.take():
+        for lines in self._log.take(work_has_ended=True):
             self._send(lines)
 
     def _do(self, work: Work) -> WorkerMessage:

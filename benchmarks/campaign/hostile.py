@@ -66,6 +66,11 @@ def _bomb() -> bytes:
     return zstandard.ZstdCompressor(level=19).compress(bytes(256 * MIB))
 
 
+def as_bytes(message: bytes) -> bytes:
+    """How requests and answers are written and read: not at all."""
+    return message
+
+
 class Hostile:
     """Runs cases against one master and its two workers."""
 
@@ -81,6 +86,7 @@ class Hostile:
     def _start(self) -> Child:
         if self.master is None or self.master.code is not None:
             self.sandbox.clear()
+            words: tuple[object, ...]
             words = ("master", "--listen", "127.0.0.1:0", "--ranks", RANKS, "--json", *self._token)
             self.master = self.sandbox.program("the master", *words)
             if not self.master.says('"address"', START_SECONDS):
@@ -96,8 +102,7 @@ class Hostile:
     def _submit(self) -> Child:
         host, port = self.address
         words = ("submit", JOB, "--master", f"{host}:{port}", "--steps", 5, "--json")
-        words += self._token
-        child = self.sandbox.program("a client", *words)
+        child = self.sandbox.program("a client", *words, *self._token)
         child.wait(START_SECONDS)
         return child
 
@@ -169,7 +174,10 @@ class Hostile:
                 count = choices.randint(4, 16)
                 data = _bomb()
                 chunk = pb.Chunk(
-                    data=data, wire_bytes=len(data), raw_bytes=256 * MIB, compression=1
+                    data=data,
+                    wire_bytes=len(data),
+                    raw_bytes=256 * MIB,
+                    compression=pb.COMPRESSION_ZSTD,
                 )
                 self._submissions(count, [pb.SubmitRequest(chunk=chunk)], True)
             case "submissions that lie about their size":
@@ -181,14 +189,14 @@ class Hostile:
             case "streams that say nothing":
                 self._submissions(count, [], False)
             case "watchers of one job":
-                call = self._channel().unary_stream(SERVICE + "Watch")
+                watch = self._channel().unary_stream(SERVICE + "Watch", as_bytes, as_bytes)
                 request = job_request(choices.randint(1, 3)).SerializeToString()
-                self._calls += [call(request) for _ in range(10 * count)]
+                self._calls += [watch(request) for _ in range(10 * count)]
             case "a worker that is none":
                 for _ in range(count):
-                    call = self._channel().stream_stream(WORKERS + "Connect")
+                    connect = self._channel().stream_stream(WORKERS + "Connect", as_bytes, as_bytes)
                     first = choices.randbytes(choices.randint(0, 200))
-                    self._calls.append(call(_then_wait([first])))
+                    self._calls.append(connect(_then_wait([first])))
             case "connections in a hurry":
                 count *= 10
                 for _ in range(count):
@@ -215,12 +223,12 @@ class Hostile:
         self._channels.append(channel)
         for number in range(count):
             method = ("Status", "Cancel", "Finish")[number % 3]
-            call = channel.unary_unary(SERVICE + method)
+            call = channel.unary_unary(SERVICE + method, as_bytes, as_bytes)
             self._calls.append(call.future(b"", timeout=10.0, metadata=metadata))
 
     def _requests(self, method: str, count: int, make: Callable[[], bytes]) -> None:
         channel = self._channel()
-        call = channel.unary_unary(SERVICE + method)
+        call = channel.unary_unary(SERVICE + method, as_bytes, as_bytes)
         for _ in range(count):
             self._calls.append(call.future(make(), timeout=20.0))
 
@@ -228,7 +236,7 @@ class Hostile:
         header = pb.SubmitRequest(header=pb.SubmitHeader(version=_version(), steps=1))
         sent = Sent()
         data = [sent(each).SerializeToString() for each in (header, *messages)]
-        call = self._channel().stream_unary(SERVICE + "Submit")
+        call = self._channel().stream_unary(SERVICE + "Submit", as_bytes, as_bytes)
         for _ in range(count):
             given = iter(data) if ends else _then_wait(data)
             self._calls.append(call.future(given, timeout=60.0))

@@ -57,6 +57,11 @@ def in_job(name: str, line: Callable[[pc.Value, pc.Value], Any]) -> None:
     MISTAKES[name] = trace
 
 
+def wrong(value: object) -> Any:
+    """A value of a type that the function it is given to refuses."""
+    return value
+
+
 def on_tensors(name: str, line: Callable[[pc.DistTensor], Any]) -> None:
     """A mistake with an eager tensor of 4 × 6."""
 
@@ -149,19 +154,26 @@ in_job("one-hot of a number that is negative", lambda x, y: pc.one_hot(y, -3))
 in_job("a bit operation on real numbers", lambda x, y: x & x)
 in_job("two placements in one op", lambda x, y: x + pc.ones((4, 6), "float32", ONE))
 
+
+def backward_twice(x: pc.DistTensor) -> None:
+    z = (x * x).sum()
+    z.backward()
+    z.backward()
+
+
 on_tensors("an eager product that does not fit", lambda x: x @ x)
 on_tensors("backward from what is no scalar", lambda x: (x * 2.0).backward())
-on_tensors("backward twice", lambda x: [(z := (x * x).sum()).backward(), z.backward()])
+on_tensors("backward twice", backward_twice)
 on_tensors("a gradient that does not exist", lambda x: pc.eager.grad(x.detach().sum(), [x]))
 on_tensors("a result into a tensor of another shape", lambda x: pc.exp(x, out=x[:1].detach()))
 on_tensors("a change in place of what a gradient needs", lambda x: [x.exp_(), x])
 on_tensors("item of many elements", lambda x: x.item())
 on_tensors("a condition on many elements", lambda x: bool(x > 0.0))
 on_tensors("an array beside an eager tensor", lambda x: x + np.ones((4, 6), np.float32))
-on_tensors("a learning rate that is a text", lambda x: pc.optim.SGD(lr="fast"))
+on_tensors("a learning rate that is a text", lambda x: pc.optim.SGD(lr=wrong("fast")))
 on_tensors("a momentum beyond one", lambda x: pc.optim.SGD(lr=0.1, momentum=-2.0))
 on_tensors("a layer of negative width", lambda x: pc.nn.Linear(-2, 3).place(ONE))
-on_tensors("a seed that is a text", lambda x: pc.manual_seed("seven"))
+on_tensors("a seed that is a text", lambda x: pc.manual_seed(wrong("seven")))
 
 
 @mistake
@@ -255,6 +267,13 @@ def in_run(name: str, use: Callable[[pc.Session, Path], Any]) -> None:
 
 
 FED = np.ones((4, 2), np.float32)
+
+
+def step_after_the_end(session: pc.Session, _: Path) -> None:
+    session.close()
+    session.step(x=FED)
+
+
 in_run("a step without its input", lambda session, _: session.step())
 in_run("a step with an input by another name", lambda session, _: session.step(z=FED))
 in_run("a feed of another shape", lambda session, _: session.step(x=FED[:2]))
@@ -264,8 +283,8 @@ in_run("a feed that is a text", lambda session, _: session.step(x="one"))
 in_run("a feed that is ragged", lambda session, _: session.step(x=[[1.0], [1.0, 2.0]]))
 in_run("steps that nobody feeds", lambda session, _: list(session.run(3)))
 in_run("minus one step", lambda session, _: list(session.run(-1)))
-in_run("half a step", lambda session, _: list(session.run(0.5)))
-in_run("a step after the end", lambda session, _: [session.close(), session.step(x=FED)])
+in_run("half a step", lambda session, _: list(session.run(wrong(0.5))))
+in_run("a step after the end", step_after_the_end)
 
 
 @mistake

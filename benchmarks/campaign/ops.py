@@ -334,7 +334,7 @@ class Ops:
     def _gradients(self, result: Result, program: Program) -> None:
         """Of the weighted sum of the last value, for every input that is not partial."""
         values = program.references(program.inputs)
-        weights = np.random.default_rng(3).normal(size=values[-1].shape)
+        weights: Array = np.asarray(np.random.default_rng(3).normal(size=values[-1].shape))
 
         def rank() -> list[Array | None]:
             tensors = program.tensors(pc.eager.current_world().rank, requires_grad=True)

@@ -160,5 +160,6 @@ def run(result: Result, choices: random.Random) -> None:
 def _element(array: Array, view: View) -> Array:
     """A view of one element as an array without axes."""
     numbers = np.arange(array.size).reshape(array.shape)
-    place = np.unravel_index(int(view(numbers)), array.shape)
-    return array[(*place, ...)]
+    place: tuple[Any, ...] = np.unravel_index(int(view(numbers)), array.shape)
+    element: Array = array[(*place, ...)]
+    return element

@@ -28,8 +28,6 @@ CALLED, ENTERED, LAUNCHED, DONE, FAILED = "called", "entered", "launched", "done
 """States: waits for its turn on a communicator stream; waits for other members; all members have
 asked their devices for it; over."""
 
-_shown_paths: dict[str, str] = {}
-
 
 class CommRecord:
     """One operation of this rank on one group."""
@@ -80,7 +78,7 @@ class CommRecord:
         """The communicator stream that runs it; empty for the compute stream."""
         self.sequence = -1
         """How many operations the group had run before; -1 until it begins."""
-        self.source: SourceLine = user_line(_shown_paths)
+        self.source: SourceLine = user_line()
         """The user's line that led to it."""
         self.state = CALLED
         self.begin = 0.0

@@ -47,6 +47,8 @@ from plancompiler.limits.time_limits import if_unseen
 
 CLOSE_SECONDS = time_limits.GOODBYE
 """How long the peers may take to hear the last words of a rank."""
+FAILED_SECONDS = time_limits.FAILED_GOODBYE
+"""The same, from the failure on, where one is known: it may have cut peers off for good."""
 REACH_INTERVAL_SECONDS = time_limits.REACH_INTERVAL
 """How long peers may take to come before it is asked whether they ever will."""
 
@@ -98,8 +100,10 @@ class Carrier(Protocol):
     def close(self, last: Frame, hurry: bool, seconds: float) -> None:
         """Send the last frame to all peers and stop. With `hurry`, instead of what still waits."""
 
-    def connect_error(self, rank: int) -> PlanCompilerError | None:
-        """Why a peer that has not yet come never will, where that is certain. May wait a little."""
+    def connect_error(self, rank: int, is_known: bool) -> PlanCompilerError | None:
+        """Why a peer never will come, or, where it has and so `is_known`, never will have heard of
+        this rank; None where that is not certain. May wait a little.
+        """
 
     def where(self, rank: int) -> str:
         """Where a peer is, for people."""
@@ -164,11 +168,12 @@ class MessageLink(ProcessLink):
         self,
         rank: int,
         carrier: Carrier,
-        closing: Callable[[], object] | None = None,
+        closing: Callable[[float], object] | None = None,
         linger: float = 0.0,
     ) -> None:
         """`closing` is called when all is over, `linger` seconds after the end if the peers have
-        not said goodbye before: what they still send then finds nobody.
+        not said goodbye before: what they still send then finds nobody. It is given the seconds
+        that they may take to end their streams, none after a failure.
         """
         super().__init__(rank)
         self.work: PeerWork | None = None
@@ -190,6 +195,7 @@ class MessageLink(ProcessLink):
         """What takes frames of kinds that this link does not know, by kind."""
         self.changed = threading.Condition()
         self._open = False
+        self._failed_at = 0.0
 
     # --- memory ---------------------------------------------------------------------------------
 
@@ -329,7 +335,7 @@ class MessageLink(ProcessLink):
             if met:
                 return
             for rank in self._strangers():
-                error = self._carrier.connect_error(rank)
+                error = self._carrier.connect_error(rank, rank in self._peers)
                 if error is not None:
                     raise error
 
@@ -511,6 +517,7 @@ class MessageLink(ProcessLink):
             if self.failure is not None:
                 return
             self.failure = failed_rank, error
+            self._failed_at = time.monotonic()
             self.changed.notify_all()
         if self._open:
             frame = Frame(host_wire.pack_abort(failed_rank, error))
@@ -526,9 +533,13 @@ class MessageLink(ProcessLink):
         if self._open:
             if self.failure is None:
                 last = Frame(bytes([wire.GOODBYE]))
+                # Peers that have said goodbye themselves lose nothing without this one.
+                are_gone = self.gone.issuperset(self._publication.peers)
+                seconds = FAILED_SECONDS if are_gone else CLOSE_SECONDS
             else:
                 last = Frame(host_wire.pack_abort(*self.failure))
-            self._carrier.close(last, self.failure is not None, CLOSE_SECONDS)
+                seconds = max(0.0, self._failed_at + FAILED_SECONDS - time.monotonic())
+            self._carrier.close(last, self.failure is not None, seconds)
         with self.changed:
             self.changed.wait_for(
                 lambda: self.failure is not None or self.gone.issuperset(self._publication.peers),
@@ -542,4 +553,4 @@ class MessageLink(ProcessLink):
             self._buffers.clear()
             self._groups.clear()
         if self._closing is not None:
-            self._closing()
+            self._closing(self._linger if self.failure is None else 0.0)

@@ -82,7 +82,7 @@ class MpiWorld:
     def link(
         self,
         token: str,
-        closing: Callable[[], object] | None = None,
+        closing: Callable[[float], object] | None = None,
         linger: float = 0.0,
         processes: Sequence[int] | None = None,
     ) -> MessageLink:
@@ -278,7 +278,7 @@ class MpiCarrier:
             self._changed.wait_for(lambda: self._waiting == 0, seconds)
         self._world.detach(self.tag)
 
-    def connect_error(self, rank: int) -> None:
+    def connect_error(self, rank: int, is_known: bool) -> None:
         """See `Carrier.connect_error`."""
 
     def where(self, rank: int) -> str:

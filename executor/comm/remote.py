@@ -41,8 +41,12 @@ _log = logging.getLogger(__name__)
 _TLS_OPTIONS = "--tls-ca, --tls-cert and --tls-key"
 _REACH_SECONDS = time_limits.REACH
 """How long it may take to find out whether a peer can be reached."""
+_PROBE_SECONDS = time_limits.PROBE
+"""The same for a peer that has come, and so has something to answer with."""
 _UNREACHED_SECONDS = time_limits.UNREACHED
 """How long tries to connect to a peer that listens may fail."""
+_UNHEARD_SECONDS = time_limits.UNHEARD
+"""How long a peer that has come and answers may not have heard of this rank."""
 _CLOSURES = 2
 """Connections that a peer closes at once before it counts as refusing them."""
 _POLL_SECONDS = 0.5
@@ -228,7 +232,8 @@ class _Line:
         self._state: grpc.ChannelConnectivity | None = None
         self._has_state = threading.Event()
         self._apart = 0.0
-        self._looked = 0.0
+        self._unheard = 0.0
+        self._looked = self._answered = 0.0
         self._first = first
         self._frames: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         self._last: Frame | None = None
@@ -249,6 +254,16 @@ class _Line:
         is_connected = self._state is grpc.ChannelConnectivity.READY
         self._apart = 0.0 if is_connected else self._apart + passed
         return self._apart
+
+    def answers(self) -> float:
+        """The peer answers and still has not heard of this rank: for how many seconds that has been
+        so. Of the time between two answers only some counts, as in `look`.
+        """
+        now = time.monotonic()
+        if self._answered:
+            self._unheard += min(now - self._answered, _REACH_SECONDS)
+        self._answered = now
+        return self._unheard
 
     @property
     def is_connecting(self) -> bool:
@@ -351,7 +366,7 @@ class StreamCarrier:
             self._server.detach(self._token, self._receiver)
         self._lines.clear()
 
-    def connect_error(self, rank: int) -> PlanCompilerError | None:
+    def connect_error(self, rank: int, is_known: bool) -> PlanCompilerError | None:
         """See `Carrier.connect_error`. Stream calls wait for the connection and do not say what it
         lacks, so a call that does not wait is made."""
         line = self._lines.get(rank)
@@ -369,18 +384,44 @@ class StreamCarrier:
             )
         if line.is_connecting:  # a call would only wait for that
             return None
-        reach = line.channel.stream_unary(f"/{SERVICE}/{METHOD}", None, None)
+        code = self._reach(line.channel, line, _PROBE_SECONDS if is_known else _REACH_SECONDS)
+        if code is grpc.StatusCode.UNAVAILABLE:
+            line.closures += "Socket closed" in line.trouble
+            return self._not_trusted(rank, line)
+        # A peer that has come has all that it takes to have heard of this rank.
+        if is_known and (code is grpc.StatusCode.PERMISSION_DENIED or self._answers_anew(rank)):
+            seconds = line.answers()
+            if seconds >= _UNHEARD_SECONDS:
+                return TransportError(
+                    f"what this rank sends does not reach rank {rank}",
+                    rank=rank,
+                    got=f"it has come, and not heard of this rank for {seconds:.0f} s",
+                    expected=f"a greeting that arrives at {self._addresses[rank]}",
+                    hint="something between their hosts loses or changes what they send",
+                )
+        return None
+
+    def _reach(self, channel: grpc.Channel, line: _Line, seconds: float) -> grpc.StatusCode:
+        """What a peer says to a call that does not greet."""
+        reach = channel.stream_unary(f"/{SERVICE}/{METHOD}", None, None)
         try:
-            reach(iter(()), timeout=_REACH_SECONDS, metadata=self._server.credentials())
+            reach(iter(()), timeout=seconds, metadata=self._server.credentials())
         except grpc.RpcError as error:
             code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
             line.trouble = (error.details() if isinstance(error, grpc.Call) else None) or code.name
-            if code is grpc.StatusCode.UNAVAILABLE:
-                line.closures += "Socket closed" in line.trouble
-                return self._not_trusted(rank, line)
             if code is grpc.StatusCode.PERMISSION_DENIED:
                 line.trouble = ""  # it answers, and will come when it is ready
-        return None
+            return code
+        return grpc.StatusCode.OK
+
+    def _answers_anew(self, rank: int) -> bool:
+        """Whether a peer answers over another connection than the one of its line."""
+        channel = self._open_channel(self._addresses[rank])
+        try:
+            code = self._reach(channel, _Line(b""), _PROBE_SECONDS)
+        finally:
+            channel.close()
+        return code is grpc.StatusCode.PERMISSION_DENIED
 
     def _not_trusted(self, rank: int, line: _Line) -> SecurityError | None:
         hint = self._hint(rank, line)
@@ -452,7 +493,7 @@ def remote_link(
     addresses: Mapping[int, str],
     open_channel: Callable[[str], grpc.Channel] = plain_channel,
     with_tls: bool = False,
-    closing: Callable[[], object] | None = None,
+    closing: Callable[[float], object] | None = None,
     linger: float = 0.0,
 ) -> MessageLink:
     """The link of a rank to ranks none of which shares memory with it.

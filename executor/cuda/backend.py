@@ -31,21 +31,12 @@ CLOSING_SECONDS = time_limits.DEVICE_CLOSING
 """How long the end of a run waits for the thread that calls back."""
 
 
-def backend_of(
-    plan: Plan, device: Device | str | None, failed: Callable[[BaseException], None]
-) -> Backend:
-    """The backend for a plan's device type.
+class DeviceBackend(Backend):
+    """One device's rank: a launching thread (the caller's), and one that calls back.
 
     `device` is an opened device, or its name (`cuda:1`); by default the rank's place on its host
-    decides. `failed` is called with failures of work that was launched before.
+    decides.
     """
-    if plan.device == "cpu":
-        return Backend(plan)
-    return DeviceBackend(plan, device, failed)
-
-
-class DeviceBackend(Backend):
-    """One device's rank: a launching thread (the caller's), and one that calls back."""
 
     def __init__(
         self, plan: Plan, device: Device | str | None, failed: Callable[[BaseException], None]

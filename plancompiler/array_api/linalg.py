@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from plancompiler.array_api.dtypes import finfo
 from plancompiler.frontend import functions
@@ -48,12 +48,12 @@ def outer(x1: Any, x2: Any, /) -> Any:
 
 def diagonal(x: Any, /, *, offset: int = 0) -> Any:
     """The diagonal of each matrix [..., m, n]."""
-    return functions.diagonal(x, offset)
+    return own.diagonal(x, offset)
 
 
 def trace(x: Any, /, *, offset: int = 0, dtype: DType | None = None) -> Any:
     """The sum of the diagonal of each matrix [..., m, n]."""
-    total = functions.trace(x if dtype is None else x.cast(dtype), offset)
+    total = own.trace(x if dtype is None else x.cast(dtype), offset)
     return total if dtype is None else total.cast(dtype)
 
 
@@ -86,35 +86,6 @@ def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: float | str | None = 
     return own.matrix_norm(x, "fro" if ord is None else ord, keepdims=keepdims)
 
 
-class Eigh(NamedTuple):
-    """What `eigh` gives."""
-
-    eigenvalues: Any
-    eigenvectors: Any
-
-
-class Qr(NamedTuple):
-    """What `qr` gives."""
-
-    Q: Any
-    R: Any
-
-
-class Slogdet(NamedTuple):
-    """What `slogdet` gives."""
-
-    sign: Any
-    logabsdet: Any
-
-
-class Svd(NamedTuple):
-    """What `svd` gives."""
-
-    U: Any
-    S: Any
-    Vh: Any
-
-
 def cholesky(x: Any, /, *, upper: bool = False) -> Any:
     """The triangular factor of each symmetric positive definite matrix."""
     return own.cholesky(x, upper)
@@ -125,9 +96,9 @@ def det(x: Any, /) -> Any:
     return own.det(x)
 
 
-def eigh(x: Any, /) -> Eigh:
+def eigh(x: Any, /) -> own.Eigh[Any]:
     """Eigenvalues and eigenvectors of each symmetric matrix."""
-    return Eigh(*own.eigh(x))
+    return own.eigh(x)
 
 
 def eigvalsh(x: Any, /) -> Any:
@@ -174,14 +145,14 @@ def pinv(x: Any, /, *, rtol: Any = None) -> Any:
     return left @ functions.matrix_transpose(u)
 
 
-def qr(x: Any, /, *, mode: str = "reduced") -> Qr:
+def qr(x: Any, /, *, mode: str = "reduced") -> own.Qr[Any]:
     """An orthogonal and a triangular factor of each matrix."""
-    return Qr(*own.qr(x, mode))
+    return own.qr(x, mode)
 
 
-def slogdet(x: Any, /) -> Slogdet:
+def slogdet(x: Any, /) -> own.Slogdet[Any]:
     """The sign and the logarithm of the absolute value of each determinant."""
-    return Slogdet(*own.slogdet(x))
+    return own.slogdet(x)
 
 
 def solve(x1: Any, x2: Any, /) -> Any:
@@ -197,9 +168,9 @@ def _stacked(first: Any, second: Any) -> Any:
     return own.solve(first, functions.unsqueeze(second, 0))
 
 
-def svd(x: Any, /, *, full_matrices: bool = True) -> Svd:
+def svd(x: Any, /, *, full_matrices: bool = True) -> own.Svd[Any]:
     """The singular value decomposition of each matrix."""
-    return Svd(*own.svd(x, full_matrices))
+    return own.svd(x, full_matrices)
 
 
 def svdvals(x: Any, /) -> Any:

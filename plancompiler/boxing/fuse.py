@@ -30,7 +30,8 @@ MAX_MEMBERS = (1 << SLOT_BITS) - 8
 
 Entry = TypeVar("Entry", PlacedOp, TaskFamily)
 AUTO = "auto"
-_FUSED = (Primitive.ALL_REDUCE, Primitive.REDUCE_SCATTER)
+FUSED = (Primitive.ALL_REDUCE, Primitive.REDUCE_SCATTER)
+"""What buckets are made of: gathers of gradients start one by one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +134,7 @@ def fuse_reductions(
 
 
 def _is_reduction(family: TaskFamily) -> bool:
-    return family.transfer is not None and family.transfer.primitive in _FUSED
+    return family.transfer is not None and family.transfer.primitive in FUSED
 
 
 def _nbytes(family: TaskFamily) -> int:

@@ -12,11 +12,12 @@ in turn:
 4. how many inputs are used in another layout than they were made in: of equals, the one that keeps
    split values split.
 
-Ties go to the first in rule order. What the user demands (inputs, variables, redistribute) is kept.
+Of ties the one wins that makes its results in the layout in which they are read, and then the first
+in rule order. What the user demands (inputs, variables, redistribute) is kept.
 
 A walk does not see later readers. It is therefore repeated, with every layout that the walk before
 asked for counted as free, until nothing changes: an op that comes early then shares the reduction
-that a later one needs anyway.
+that a later one needs anyway, and the gradient of a split table is made in parts.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from plancompiler.costs import (
 )
 from plancompiler.costs.links import uniform_links
 from plancompiler.errors import PlanCompilerError, ShapeError
-from plancompiler.ir import BROADCAST, Job, NdSbp, Op, Split, TensorType, Value
+from plancompiler.ir import BROADCAST, Job, NdSbp, Op, Partial, Split, TensorType, Value
 from plancompiler.ir.halo import Halo
 from plancompiler.ir.op import Attrs
 from plancompiler.ir.shard import element_count
@@ -62,8 +63,9 @@ _WALKS = 4
 
 Seconds = tuple[float, float]
 """What is moved only for this op; what is reduced or copied."""
-Price = tuple[float, float, float, int]
-"""The four prices of a signature, compared in this order."""
+Price = tuple[float, float, float, int, int]
+"""The four prices of a signature, and how many results are read in other layouts, compared in this
+order."""
 
 
 def infer_sbp(job: Job) -> OpGraph:
@@ -71,13 +73,15 @@ def infer_sbp(job: Job) -> OpGraph:
     microbatches = 1 if job.pipeline is None else job.pipeline.microbatches
     boxed: dict[str, frozenset[NdSbp]] = {}
     signatures: tuple[NdSignature, ...] = ()
-    choices, machine = _Choices(), machine_of_job(job)
+    layouts_read: dict[str, NdSbp] = {}
+    choices, machine = _Choices(job), machine_of_job(job)
     for _ in range(_WALKS):
-        layouts = _ValueLayouts(boxed, choices, microbatches, machine)
+        layouts = _ValueLayouts(boxed, choices, microbatches, machine, layouts_read)
         walked = tuple(_walk(job, layouts))
         if walked == signatures:
             break
         signatures, boxed = walked, layouts.asked()
+        layouts_read = _layouts_read(job, signatures, choices, layouts)
     _report(job, signatures)
     return OpGraph(job, signatures)
 
@@ -92,13 +96,75 @@ def _walk(job: Job, layouts: _ValueLayouts) -> Iterator[NdSignature]:
         yield signature
 
 
+def _layouts_read(
+    job: Job, signatures: Sequence[NdSignature], choices: _Choices, layouts: _ValueLayouts
+) -> dict[str, NdSbp]:
+    """The layouts of values that all their readers use in one. A reader that could as well pass it
+    on, as elementwise ops do, uses a value as its own result is used; for one that makes a number
+    of it, such as a norm, all layouts are much the same.
+    """
+    used: dict[str, NdSbp | None] = {}
+    for op, signature in zip(reversed(job.ops), reversed(signatures), strict=True):
+        if op.outputs and not any(value.shape for value in op.outputs):
+            continue
+        inputs = signature.inputs
+        if len(op.outputs) == 1 and inputs and not op_def(op.kind).mutates:
+            wanted = used.get(op.outputs[0].name)
+            if wanted is not None and wanted != signature.outputs[0]:
+                inputs = choices.passing_on(op, signature, wanted, layouts)
+        for value, layout in zip(op.inputs, inputs, strict=True):
+            if used.setdefault(value.name, layout) != layout:
+                used[value.name] = None
+    return {name: layout for name, layout in used.items() if layout is not None}
+
+
+def _passing_on(op: Op, chosen: NdSignature, wanted: NdSbp, microbatches: int) -> tuple[NdSbp, ...]:
+    """The layouts in which an op reads its inputs where it makes its result as wanted of inputs of
+    the same type that have it so already; those of the chosen signature where it cannot.
+    """
+    (made,) = op.outputs
+    inputs = tuple(
+        wanted if value.type == made.type and value.placement == op.placement else own
+        for value, own in zip(op.inputs, chosen.inputs, strict=True)
+    )
+    signature = NdSignature(inputs, (wanted,))
+    return inputs if signature in legal_signatures(op, microbatches) else chosen.inputs
+
+
 class _Choices:
     """Signatures chosen so far, by all that the choice depends on: repeated layers cost once."""
 
-    def __init__(self) -> None:
+    def __init__(self, job: Job) -> None:
         self.by_key: dict[object, NdSignature] = {}
+        self._changed = {
+            value.name for op in job.ops if op.kind == "redistribute" for value in op.inputs
+        }
+        """Values whose layouts the job itself changes."""
+        self._passed_on: dict[object, tuple[NdSbp, ...]] = {}
         self._number_of: dict[str, int] = {}
         self._numbers: dict[object, int] = {}
+
+    def adds_up(self, op: Op) -> bool:
+        """Whether an op's results are added up over micro-batches before devices reduce their sum,
+        as they do unless the layout of each is to change.
+        """
+        over = over_microbatches(op)
+        return (
+            over is not None
+            and all(isinstance(sbp, Partial) for sbp in over.outputs)
+            and not any(value.name in self._changed for value in op.outputs)
+        )
+
+    def passing_on(
+        self, op: Op, chosen: NdSignature, wanted: NdSbp, layouts: _ValueLayouts
+    ) -> tuple[NdSbp, ...]:
+        """See `_passing_on`."""
+        key = self.number(op, layouts.machine), chosen, wanted
+        known = self._passed_on.get(key)
+        if known is None:
+            known = _passing_on(op, chosen, wanted, layouts.microbatches)
+            self._passed_on[key] = known
+        return known
 
     def number(self, op: Op, machine: Machine) -> int:
         """A number that ops have in common which are equal but for the layouts that they are fed.
@@ -115,6 +181,7 @@ class _Choices:
                 op.placement.hierarchy,
                 links_of(machine, op.placement),
                 over_microbatches(op),
+                self.adds_up(op),
                 op.input_types,
                 op.output_types,
             )
@@ -131,8 +198,11 @@ class _ValueLayouts:
         choices: _Choices,
         microbatches: int,
         machine: Machine,
+        read: Mapping[str, NdSbp],
     ) -> None:
         self.machine = machine
+        self.read = read
+        """In which layout all readers used a value in the walk before."""
         self.made: dict[str, NdSbp] = {}
         self.microbatches = microbatches
         self.choices = choices
@@ -200,6 +270,7 @@ def _cheapest(op: Op, layouts: _ValueLayouts) -> NdSignature:
     key = (
         layouts.choices.number(op, layouts.machine),
         tuple((layouts.made[value.name], layouts.boxed(value)) for value in op.inputs),
+        tuple(layouts.read.get(value.name) for value in op.outputs),
     )
     known = layouts.choices.by_key.get(key)
     if known is None:
@@ -239,6 +310,8 @@ def _choose(op: Op, layouts: _ValueLayouts) -> NdSignature:
         op.sbp,
         links_of(layouts.machine, op.placement),
         flops_if_hiding(op.kind, op.input_types, op.output_types, op.attrs),
+        [layouts.read.get(value.name) for value in op.outputs],
+        layouts.microbatches if layouts.choices.adds_up(op) else 1,
     )
 
 
@@ -321,19 +394,22 @@ def cheapest_signature(
     demanded: NdSbp | None = None,
     links: MeshLinks | None = None,
     flops: int = 0,
+    read: Sequence[NdSbp | None] = (),
+    sums: int = 1,
 ) -> NdSignature:
     """The candidate that is cheapest by the four prices, on a mesh of this hierarchy and of these
     links, by default those of the generic machine.
 
     `demanded` is the layout that all outputs must have, `flops` is what the op computes; it can
-    hide inputs that go round. ShapeError where no candidate has it, or keeps the layout of what the
-    op updates in place.
+    hide inputs that go round. Of equals the one comes first whose outputs are as they are `read`,
+    where that is known. `sums` is how many results are added up before they are reduced. ShapeError
+    where no candidate has what is demanded, or keeps the layout of what the op updates in place.
     """
     target = None if demanded is None else canonical(demanded, hierarchy)
     mutates, passing = op_def(kind).mutates, op_def(kind).passing
     made = tuple(operand.made for operand in operands)
     best: NdSignature | None = None
-    best_price: Price = (0.0, 0.0, 0.0, 0)
+    best_price: Price = (0.0, 0.0, 0.0, 0, 0)
     best_number = 0
     others: list[tuple[int, NdSignature]] = []
     # First those that take the inputs as they are: mostly one of them is the cheapest, and shows
@@ -350,23 +426,24 @@ def cheapest_signature(
         if candidate.inputs != made:
             others.append((number, candidate))
             continue
-        owed = _owed(output_types, candidate, hierarchy, links)
+        owed = _owed(output_types, candidate, hierarchy, links) / sums
         if passing is not None and passing.mesh_axes(
             candidate.inputs, candidate.outputs, hierarchy
         ):
             others.append((number, candidate))
             continue
-        if not owed:
+        unlike = _unlike(candidate, read)
+        if not owed and not unlike:
             return candidate
-        price = (0.0, owed, 0.0, 0)
+        price = (0.0, owed, 0.0, 0, unlike)
         if best is None or price < best_price:
             best, best_price, best_number = candidate, price, number
     costs: dict[tuple[int, NdSbp], Seconds] = {}
     for number, candidate in others:
-        owed = _owed(output_types, candidate, hierarchy, links)
+        owed = _owed(output_types, candidate, hierarchy, links) / sums
         if best is not None:
             # It costs this much at least, and changes an input.
-            if best_price < (0.0, owed, 0.0, 1):
+            if best_price < (0.0, owed, 0.0, 1, 0):
                 continue
             if not best_price[0] and _moves(operands, candidate):
                 continue
@@ -381,7 +458,7 @@ def cheapest_signature(
             types = [operand.type for operand in operands]
             moved += passing_seconds(passing, types, candidate, hierarchy, flops, links)
         changed = sum(wanted != own for own, wanted in zip(made, candidate.inputs, strict=True))
-        price = (moved, reduced + owed, reduced, changed)
+        price = (moved, reduced + owed, reduced, changed, _unlike(candidate, read))
         if best is None or (price, number) < (best_price, best_number):
             best, best_price, best_number = candidate, price, number
     if best is None:
@@ -394,6 +471,14 @@ def cheapest_signature(
             hint="redistribute an input, or place the parameter with another SBP",
         )
     return best
+
+
+def _unlike(candidate: NdSignature, read: Sequence[NdSbp | None]) -> int:
+    """How many results are made in another layout than the one in which they are read."""
+    return sum(
+        wanted is not None and wanted != sbp
+        for wanted, sbp in zip(read, candidate.outputs, strict=False)
+    )
 
 
 def passing_seconds(

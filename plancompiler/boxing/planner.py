@@ -57,6 +57,8 @@ class BoxingStep:
 
 def canonical(sbp: NdSbp, hierarchy: tuple[int, ...]) -> NdSbp:
     """The NdSbp with broadcast on mesh axes of one device, where all layouts are the same."""
+    if 1 not in hierarchy:
+        return sbp
     return NdSbp(
         tuple(
             entry if extent > 1 else BROADCAST

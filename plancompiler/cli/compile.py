@@ -43,7 +43,7 @@ from plancompiler.lower.compile import MODES, Compilation, compile_plans, resolv
 from plancompiler.lower.profile import RANK_STAGES
 from plancompiler.plan.compiled_plans import SUMMARY_FILE, CompiledPlans
 from plancompiler.plan.serde import plan_to_bytes
-from plancompiler.running.session import world_size_of
+from plancompiler.running.world_size import world_size_of
 
 
 @click.command("compile")

@@ -69,4 +69,4 @@ def configured(job: Job, config: Mapping[str, Any]) -> Job:
     from plancompiler.search.layout_file import with_layout_file  # noqa: PLC0415
 
     changed = replace(config_of(job), **{**config, "layout": "auto"})
-    return with_layout_file(with_config(job, changed), Path(layout))
+    return with_layout_file(with_config(job, changed), Path(layout), config)

@@ -10,7 +10,7 @@ import click
 from plancompiler.cli.client_options import client_options, job_id_argument
 from plancompiler.cli.output import print_json, print_note
 from plancompiler.cluster.chunks import arrays_to_bytes
-from plancompiler.executor.trace import write_trace
+from plancompiler.executor.trace import about_run, write_trace
 from plancompiler.ir.whole_file import make_writable_folder, named_file, naming_output, write_whole
 from plancompiler.running.client import Client, Handle
 
@@ -52,7 +52,8 @@ def fetch_command(job: int, what: str, out: Path, client: Client, as_json: bool)
                 handle.plans().save(out)
             elif what == "timeline":
                 handle.result()
-                write_trace(out / "timeline.json", handle.timelines())
+                about = about_run(handle.plans().job, "processes")
+                write_trace(out / "timeline.json", handle.timelines(), about)
             else:
                 counts = _write_outputs(handle, out)
     files = sorted(path.name for path in out.iterdir())

@@ -20,11 +20,13 @@ from plancompiler.cli.options import (
 from plancompiler.cli.output import format_bytes, print_json, print_note, print_result, print_table
 from plancompiler.costs.choice import chosen_machine
 from plancompiler.forecasting import Forecast, forecast
+from plancompiler.forecasting.chakra import write_traces
 from plancompiler.forecasting.fitting import Change, changes_of
 from plancompiler.forecasting.html_report import html_report
 from plancompiler.forecasting.measured_run import MeasuredRun, run_measured, total_memory
-from plancompiler.ir.whole_file import naming_output, write_whole
-from plancompiler.running.session import world_size_of
+from plancompiler.ir.whole_file import named_file, naming_output
+from plancompiler.running.session import BACKENDS, run
+from plancompiler.running.world_size import world_size_of
 from plancompiler.simulate import chrome_trace
 
 AT_PEAK_SHOWN = 8
@@ -46,7 +48,19 @@ AT_PEAK_SHOWN = 8
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the forecast here as one page for browsers.",
 )
-@click.option("--check", is_flag=True, help="Run the job here too, its ranks as threads.")
+@click.option(
+    "--chakra",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write execution traces of MLCommons Chakra into this folder.",
+)
+@click.option("--check", is_flag=True, help="Run the job here too.")
+@click.option(
+    "--backend",
+    type=click.Choice(BACKENDS),
+    default="threads",
+    show_default=True,
+    help="How ranks share a host, on a calibrated machine and with --check.",
+)
 @amount_option("--check-steps", 10, "How many steps --check times.")
 @config_options
 @settings_option
@@ -56,7 +70,9 @@ def forecast_command(
     ranks: int | None,
     trace: Path | None,
     html: Path | None,
+    chakra: Path | None,
     check: bool,
+    backend: str,
     check_steps: int,
     config: Mapping[str, Any],
     settings: Mapping[str, Setting],
@@ -75,17 +91,21 @@ def forecast_command(
     # A job carries a machine's figures, but its curves are in the file alone.
     machine = chosen_machine(config["machine"]) if "machine" in config else None
     job = configured(load_job(target, settings, ranks), config)
-    predicted = forecast(job, machine, ranks=world_size_of(job, ranks))
+    predicted = forecast(job, machine, ranks=world_size_of(job, ranks), backend=backend)
     if trace is not None:
-        with naming_output("a timeline", trace):
-            write_whole(trace, (chrome_trace(predicted.simulation).encode(),))
+        with naming_output("a timeline", trace), named_file(trace) as file:
+            file.write(chrome_trace(predicted.simulation).encode())
         print_note(f"wrote the timeline to {trace}")
     if html is not None:
-        with naming_output("a report", html):
-            write_whole(html, (html_report(predicted).encode(),))
+        with naming_output("a report", html), named_file(html) as file:
+            file.write(html_report(predicted).encode())
         print_note(f"wrote the report to {html}")
+    if chakra is not None:
+        with naming_output("traces", chakra):
+            count = write_traces(predicted, chakra)
+        print_note(f"wrote the traces of {count} ranks to {chakra}")
     changes = () if predicted.fits else changes_of(predicted)
-    measured = run_measured(predicted, check_steps) if check else None
+    measured = run_measured(predicted, run, check_steps) if check else None
     if as_json:
         print_json(_plain(predicted, changes, measured))
         return

@@ -45,8 +45,15 @@ def import_command() -> None:
     show_default=True,
     help="Tokens, for hf:FOLDER.",
 )
+@click.option(
+    "--parts",
+    is_flag=True,
+    help="Hold layers that are query, key and value in one with an axis for these.",
+)
 @json_option
-def torch_command(source: str, out: Path, batch: int, length: int, as_json: bool) -> None:
+def torch_command(
+    source: str, out: Path, batch: int, length: int, parts: bool, as_json: bool
+) -> None:
     """Import a PyTorch model.
 
     FILE is a Python file whose FUNCTION (make, unless another is named) returns the module and an
@@ -57,15 +64,16 @@ def torch_command(source: str, out: Path, batch: int, length: int, as_json: bool
     Example:
       plancompiler import torch model.py:make --out model --json
       plancompiler import torch hf:Llama-3-8B --batch 8 --length 2048 --out model
+      plancompiler import torch hf:gpt2 --parts --out model
       plancompiler run model -D optimizer=AdamW -D data=train.npz --steps 10
     """
     begin = time.perf_counter()
     if source.startswith(_FOLDER):
-        model = from_folder(Path(source.removeprefix(_FOLDER)), batch, length)
+        model = from_folder(Path(source.removeprefix(_FOLDER)), batch, length, parts)
     else:
         module, example = _module_of(source, ".pt2")
         begin = time.perf_counter()
-        model = from_torch(module, example)
+        model = from_torch(module, example, parts=parts)
     _write(model, out, time.perf_counter() - begin, as_json)
 
 

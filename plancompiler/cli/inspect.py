@@ -1,4 +1,4 @@
-"""`plancompiler inspect`: print compiled plans."""
+"""`plancompiler inspect`: print compiled plans, or an imported model."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from plancompiler.boxing.report import boxing_costs
 from plancompiler.boxing.serde import graph_from_bytes
 from plancompiler.boxing.verify import verify_boxing_graph
 from plancompiler.cli.compile import print_costs
+from plancompiler.cli.job_file import is_model_folder
 from plancompiler.cli.options import json_option
 from plancompiler.cli.output import format_bytes, print_json, print_result, print_table
 from plancompiler.cli.plan_view import plain_data, plans_to_dot
@@ -30,7 +31,7 @@ _PLAN_NAME = re.compile(r"rank_(\d+)\.plan")
 
 
 @click.command("inspect")
-@click.argument("path", metavar="PLAN_DIR|PLAN_FILE", type=click.Path(path_type=Path))
+@click.argument("path", metavar="PLAN_DIR|PLAN_FILE|MODEL_DIR", type=click.Path(path_type=Path))
 @click.option(
     "--rank", "ranks", type=click.IntRange(min=0), multiple=True, help="Only this rank; repeatable."
 )
@@ -48,10 +49,11 @@ _PLAN_NAME = re.compile(r"rank_(\d+)\.plan")
 def inspect_command(
     path: Path, ranks: tuple[int, ...], form: str, memory: bool, boxing: bool, as_json: bool
 ) -> None:
-    """Print the plans that `plancompiler compile --out` wrote.
+    """Print the plans that `plancompiler compile --out` wrote, or a model that was imported.
 
-    Per stream in order: each task with its op, source line, SBP, inputs, outputs, bytes, memory
-    block and offset.
+    Of a plan per stream in order: each task with its op, source line, SBP, inputs, outputs, bytes,
+    memory block and offset. Of the folder of a model: its inputs, parameters and operations, with
+    its author's names and lines.
 
     \b
     Example:
@@ -60,8 +62,23 @@ def inspect_command(
       plancompiler inspect plans --format dot | dot -Tsvg -o plans.svg
       plancompiler inspect plans --rank 0 --memory
       plancompiler inspect plans --boxing
+      plancompiler inspect model
     """
     as_json = as_json or form == "json"
+    if is_model_folder(str(path)):
+        if ranks or memory or boxing or form == "dot":
+            raise UsageError(
+                "a model that was imported has no plans yet",
+                got=str(path),
+                hint=f"write them with `plancompiler compile {path} --ranks N --out DIR`, and "
+                "inspect DIR",
+            )
+        # Only models need the importers, and everything that their rules are written with.
+        from plancompiler.cli.model_view import model_data, print_model  # noqa: PLC0415  # see above
+
+        described = model_data(path)
+        (print_json if as_json else print_model)(described)
+        return
     if boxing:
         transfers = boxing_costs(read_graph(path))
         if as_json:

@@ -19,6 +19,7 @@ from plancompiler.forecasting.difference import (
     forecast_of_text,
 )
 from plancompiler.ir.arguments import is_file, is_folder
+from plancompiler.ir.whole_file import read_file
 
 EXIT_DIFFERENT = 1
 DIGEST_SHOWN = 12
@@ -83,13 +84,7 @@ def _is_plan_folder(path: Path) -> bool:
 
 
 def _forecast(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise UsageError(
-            "a forecast cannot be read", got=f"{path}: {error.strerror or error}"
-        ) from None
-    return forecast_of_text(text, f"the forecast {path}")
+    return forecast_of_text(read_file("a forecast", path), f"the forecast {path}")
 
 
 def _rows_of_lines(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,16 @@ from plancompiler.cli.options import (
     json_option,
     settings_option,
 )
-from plancompiler.cli.output import format_bytes, print_json, print_result, print_table
+from plancompiler.cli.output import format_bytes, print_json, print_note, print_result, print_table
+from plancompiler.costs import machine_of_job
 from plancompiler.errors import UsageError
-from plancompiler.forecasting.job_forecast import Forecast, forecast
-from plancompiler.ir.whole_file import naming_output, write_whole
-from plancompiler.passes import run_passes
+from plancompiler.forecasting.job_forecast import Forecast
+from plancompiler.forecasting.plan_search import Plan, search_plans
+from plancompiler.ir.whole_file import named_file, naming_output
+from plancompiler.passes import Config
 from plancompiler.search.explanation import Explanation, explain_layout
-from plancompiler.search.layout_file import layout_text
-from plancompiler.search.layout_search import LayoutSearch, keep_layouts
-from plancompiler.search.mesh_search import collectives_per_block, search_meshes
-from plancompiler.search.mesh_shapes import placement_of, with_mesh
+from plancompiler.search.layout_search import LayoutSearch, search_layouts
+from plancompiler.search.mesh_search import collectives_per_block
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -59,15 +60,21 @@ def _read_bytes(
     "--memory",
     metavar="AMOUNT",
     callback=_read_bytes,
-    help="What a device may hold of variables and of what backward computation reads: 70GiB.",
+    help="What a device may hold, such as 70GiB; by default what the machine's devices do.",
 )
 @amount_option("--top", 10, "How many plans to list.")
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the best plan's layouts to this file, for `--layout`.",
+    help="Write the best plan to this file, for `--layout`.",
 )
 @click.option("--explain", "name", metavar="NAME", help="Why this tensor has its layout.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0),
+    help="Begin no forecast later than this, once a plan fits; by default what is forecast "
+    "depends on the job alone.",
+)
 @settings_option
 @json_option
 def search_command(
@@ -78,12 +85,15 @@ def search_command(
     top: int,
     out: Path | None,
     name: str | None,
+    seconds: float | None,
     settings: Mapping[str, Setting],
     as_json: bool,
 ) -> None:
-    """Search for the best layouts of a job, and say how good they are.
+    """Search for the best plans of a job: layouts, mesh, pipeline stages, micro-batches, ZeRO and
+    recomputation.
 
-    What the job places stays. If it places nothing, all meshes of one and two axes are tried.
+    What the job places stays, and so do settings that it changes. Each plan that is listed fits by
+    its forecast.
 
     \b
     Example:
@@ -98,88 +108,105 @@ def search_command(
     if memory is not None:
         config["memory_bytes"] = int(memory)
     job = configured(load_job(target, settings, devices), config)
-    size = placement_of(job).size
+    size = job.world_size
     if devices is not None and size != devices:
         raise UsageError(
             "the job has another number of devices",
             got=f"--devices {devices}",
             expected=f"{size}, or a job whose function takes `ranks`",
         )
-    results = search_meshes(run_passes(job)[0], memory)[:top]
-    best = results[0]
-    forecasts = []
-    for each in results:
-        keep_layouts(each, config.get("memory_bytes"))
-        forecasts.append(forecast(with_mesh(job, placement_of(each.job).hierarchy)))
-    explained = None if name is None else explain_layout(best, name, memory)
-    seconds = time.perf_counter() - begin
+    machine_of_job(job).check_devices(size)
+    plans = search_plans(job, memory, top, print_note, seconds)
+    best = plans[0]
+    proven = best.search
+    if best.estimate is not None:
+        proven = search_layouts(
+            proven.job, split_parameters=proven.split_parameters, whole=proven.whole
+        )
+    explained = None if name is None else explain_layout(proven, name, memory)
+    taken = time.perf_counter() - begin
     if out is not None:
-        text = layout_text(best.job, best.layouts())
-        with naming_output("the layout file", out):
-            write_whole(out, [text.encode()])
+        with naming_output("the layout file", out), named_file(out) as file:
+            file.write(best.file_text().encode())
     if as_json:
-        print_json(_summary(results, forecasts, seconds, out, explained))
+        print_json(_summary(plans, proven, taken, out, explained))
         return
     print_table(
-        ("mesh", "objective", "bound", "step", "memory", "traffic", "searched in"),
+        ("stages", "mesh", "settings", ">step", ">memory", ">bubble", ">traffic"),
         [
             (
+                str(each.stages),
                 _mesh(each),
-                f"{each.objective_seconds:.4g} s",
-                f"{each.bound_seconds:.4g} s",
-                f"{known.step_seconds:.4g} s",
-                format_bytes(known.worst.memory.total),
-                format_bytes(known.traffic_bytes),
-                f"{each.seconds:.2f} s",
+                _settings(each),
+                f"{each.forecast.step_seconds:.4g} s",
+                format_bytes(each.forecast.worst.memory.total),
+                _bubble(each.forecast),
+                format_bytes(each.forecast.traffic_bytes),
             )
-            for each, known in zip(results, forecasts, strict=True)
+            for each in plans
         ],
     )
+    what = "these layouts" if best.estimate is None else "the layouts of one stage's tensor axis"
     print_result(
-        f"\nno layouts on {_mesh(best)} take less than {1 - best.gap:.2%} of the objective"
+        f"\nobjective of {what}: {proven.objective_seconds:.4g} s, and none take less than "
+        f"{proven.bound_seconds:.4g} s ({1 - proven.gap:.2%})"
     )
-    blocks = collectives_per_block(best)
+    blocks = collectives_per_block(proven)
     counted = ", ".join(f"{count:g} {kind}" for kind, count in sorted(blocks.counts.items()))
     print_result(f"collectives of each of {blocks.blocks} blocks: {counted or 'none'}")
     if explained is not None:
         print_result("\n".join(["", *explained.lines()]))
     if out is not None:
-        print_result(f"\nlayouts written to {out}")
+        print_result(f"\nthe first plan is written to {out}")
 
 
-def _mesh(result: LayoutSearch) -> str:
-    return " x ".join(map(str, placement_of(result.job).hierarchy))
+def _mesh(plan: Plan) -> str:
+    return " x ".join(map(str, plan.mesh))
+
+
+def _settings(plan: Plan) -> str:
+    changed = replace(Config(), **plan.settings).changes()
+    said = {
+        name: value for name, value in changed.items() if name not in ("layout", "memory_bytes")
+    }
+    if plan.estimate is not None and plan.estimate.chunks > plan.stages:
+        said["chunks"] = plan.estimate.chunks
+    return " ".join(f"{name}={value}" for name, value in said.items()) or "-"
+
+
+def _bubble(known: Forecast) -> str:
+    return "-" if known.bubble_fraction is None else f"{known.bubble_fraction:.1%}"
 
 
 def _summary(
-    results: Sequence[LayoutSearch],
-    forecasts: Sequence[Forecast],
+    plans: Sequence[Plan],
+    proven: LayoutSearch,
     seconds: float,
     out: Path | None,
     explained: Explanation | None,
 ) -> dict[str, Any]:
     """What `search --json` prints."""
-    best = results[0]
     summary: dict[str, Any] = {
         "seconds": seconds,
-        "variables": best.variables,
-        "objective_seconds": best.objective_seconds,
-        "bound_seconds": best.bound_seconds,
-        "gap": best.gap,
+        "variables": proven.variables,
+        "objective_seconds": proven.objective_seconds,
+        "bound_seconds": proven.bound_seconds,
+        "gap": proven.gap,
         "plans": [
             {
-                "mesh": list(placement_of(each.job).hierarchy),
-                "layout_file": str(out) if out is not None and each is best else None,
-                "objective_seconds": each.objective_seconds,
-                "step_seconds": known.step_seconds,
-                "memory_bytes": known.worst.memory.total,
-                "traffic_bytes": known.traffic_bytes,
-                "bubble_fraction": known.bubble_fraction,
-                "config": str(each.job.config),
+                "mesh": list(each.mesh),
+                "stages": each.stages,
+                "chunks": each.stages if each.estimate is None else each.estimate.chunks,
+                "layout_file": str(out) if out is not None and each is plans[0] else None,
+                "step_seconds": each.forecast.step_seconds,
+                "memory_bytes": each.forecast.worst.memory.total,
+                "traffic_bytes": each.forecast.traffic_bytes,
+                "bubble_fraction": each.forecast.bubble_fraction,
+                "config": str(each.forecast.job.config),
             }
-            for each, known in zip(results, forecasts, strict=True)
+            for each in plans
         ],
-        "collectives_per_block": dict(collectives_per_block(best).counts),
+        "collectives_per_block": dict(collectives_per_block(proven).counts),
     }
     if explained is not None:
         summary["explained"] = explained.as_data()

@@ -35,8 +35,9 @@ from plancompiler.cli.waiting import say_waiting
 from plancompiler.cluster.channel import TlsFiles
 from plancompiler.cluster.messages import JobPhase
 from plancompiler.errors import PlanCompilerError, UsageError
-from plancompiler.executor.trace import check_trace, write_trace
+from plancompiler.executor.trace import about_run, write_trace
 from plancompiler.ir import Job
+from plancompiler.ir.whole_file import check_writable
 from plancompiler.lower.compile import MODE_VARIABLE, resolve_mode
 from plancompiler.running.client import Client, Handle
 
@@ -160,7 +161,7 @@ def submit_command(
             expected="one of them",
         )
     if trace is not None:
-        check_trace(trace)
+        check_writable(trace, "the trace file")
     with Client(master, timeout=timeout, tls=tls, token_file=token_file) as client:
         ranks = ranks or client.status().world_size
         job = configured(load_job(target, settings, ranks), config)
@@ -189,8 +190,8 @@ def submit_command(
         if detach:
             _print_id(handle, ranks, as_json)
             return
-        print_note(f"job {handle.job_id}")
         try:
+            print_note(f"job {handle.job_id}")
             with progress("step", steps) as advance:
                 for outputs in handle:
                     now = time.perf_counter()
@@ -206,7 +207,7 @@ def submit_command(
             raise
         timelines = handle.timelines() if profile or trace is not None else None
         if trace is not None and timelines is not None:
-            write_trace(trace, timelines)
+            write_trace(trace, timelines, about_run(job, "processes"))
             print_note(f"wrote the timeline to {trace}")
     record.report(
         ranks=ranks,

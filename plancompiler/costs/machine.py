@@ -12,23 +12,12 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import quote
 
+from plancompiler.costs.measured_tasks import MeasuredTasks, TaskModels
 from plancompiler.errors import UsageError
 from plancompiler.ir.dtype import DType
 
 FIGURES = "figures:"
 """How the text of a machine begins that is not shipped."""
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """What kernels of one kind take, as it was measured."""
-
-    kind: str
-    dtype: str
-    work: str
-    """`flops`, or `bytes`: those read and written."""
-    points: tuple[tuple[float, float], ...]
-    """(work, seconds) by ascending work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +38,6 @@ class Device:
     """The part of the peak that large products reach: above 0, at most 1."""
     memory_efficiency: float
     """The part of the memory's bandwidth that kernels reach."""
-    kernels: tuple[Curve, ...] = ()
 
     def peak_flops(self, dtype: DType) -> float:
         """Of a dtype without a figure that of float32."""
@@ -117,6 +105,8 @@ class Machine:
     network: Network | None
     """None where all devices are of one node."""
     host: Host = Host()
+    tasks: tuple[MeasuredTasks, ...] = ()
+    """Measured times."""
     sources: tuple[Source, ...] = ()
     """Of every figure; empty for a machine of a compact text."""
 
@@ -127,6 +117,11 @@ class Machine:
             return self.node.devices
         return None if self.network.nodes is None else self.network.nodes * self.node.devices
 
+    @cached_property
+    def models(self) -> TaskModels:
+        """Times of tasks by the measured ones."""
+        return TaskModels(self.tasks)
+
     @property
     def measured(self) -> tuple[str, ...]:
         """The fields whose figures were measured."""
@@ -135,7 +130,7 @@ class Machine:
     @cached_property
     def text(self) -> str:
         """The figures that compiling goes by in one word, which `choice.machine_of` reads: all but
-        curves, measured ones of which are only forecasts made.
+        measured times of tasks, of which only forecasts are made.
         """
         return FIGURES + ",".join(
             f"{field}={quote(value) if isinstance(value, str) else repr(value)}"
@@ -144,8 +139,8 @@ class Machine:
 
     @cached_property
     def digest(self) -> str:
-        """A hash over these figures and the measured curves."""
-        return hashlib.sha256(f"{self.text}\n{self.device.kernels!r}".encode()).hexdigest()
+        """A hash over these figures and the measured times."""
+        return hashlib.sha256(f"{self.text}\n{self.tasks!r}".encode()).hexdigest()
 
     def check_devices(self, ranks: int) -> None:
         """A UsageError for more ranks than the machine has devices."""
@@ -158,7 +153,7 @@ class Machine:
 
 
 def _figures(machine: Machine) -> Iterator[tuple[str, Any]]:
-    """(field, value) of all but curves and sources, in a fixed order."""
+    """(field, value) of all but measured times and sources, in a fixed order."""
     yield "name", machine.name
     for part in ("device", "node", "network", "host"):
         figures = getattr(machine, part)
@@ -167,5 +162,5 @@ def _figures(machine: Machine) -> Iterator[tuple[str, Any]]:
             if each.name == "flops_per_second":
                 for dtype, rate in value:
                     yield f"{part}.{each.name}.{dtype}", rate
-            elif each.name != "kernels" and value is not None:
+            elif value is not None:
                 yield f"{part}.{each.name}", value

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plancompiler.costs.machine import Curve, Device, Host, Machine, Network, Node, Source
+from plancompiler.costs.machine import Device, Host, Machine, Network, Node, Source
+from plancompiler.costs.measured_tasks import WORLDS, MeasuredTasks, Sizes
 from plancompiler.errors import MachineFileError
 from plancompiler.ir.dtype import DType
 
@@ -81,7 +82,7 @@ _FIELDS: dict[str, dict[str, _Number]] = {
 """Table → its figures."""
 _RATES = "flops_per_second"
 _OPTIONAL = ("network", "host")
-_WORKS = ("flops", "bytes")
+_TASK = ("kind", "dtype", "form", "world", "points")
 _DTYPES = tuple(str(dtype) for dtype in DType)
 
 
@@ -135,7 +136,7 @@ class _Reader:
         self._sources: list[Source] = []
 
     def machine(self) -> Machine:
-        known = ("name", *_FIELDS)
+        known = ("name", "task", *_FIELDS)
         for name in self._tables:
             if name not in known:
                 raise self._error("unknown field", name, expected=f"some of {', '.join(known)}")
@@ -148,7 +149,6 @@ class _Reader:
             device=Device(
                 type=self._type(tables["device"]),
                 flops_per_second=self._rates(tables["device"]),
-                kernels=tuple(self._curves(tables["device"])),
                 **device,
             ),
             node=Node(devices=_count(figures["node"].pop("devices")), **figures["node"]),
@@ -156,6 +156,7 @@ class _Reader:
             if "network" not in self._tables
             else Network(nodes=_count(figures["network"].pop("nodes")), **figures["network"]),
             host=Host(**figures["host"]),
+            tasks=tuple(self._tasks()),
             sources=tuple(self._sources) if self._keeps else (),
         )
         self._check_together(machine)
@@ -169,7 +170,7 @@ class _Reader:
             raise self._error("missing table", part, expected=f"[{part}]")
         if not isinstance(table, dict):
             raise self._error("a table is expected", part, got=repr(table))
-        extra = ("type", _RATES, "kernel") if part == "device" else ()
+        extra = ("type", _RATES) if part == "device" else ()
         for name in table:
             if name not in _FIELDS[part] and name not in extra:
                 raise self._error(
@@ -245,46 +246,52 @@ class _Reader:
             for dtype, rate in sorted(rates.items())
         )
 
-    def _curves(self, table: Mapping[str, Any]) -> Iterator[Curve]:
-        curves = table.get("kernel", [])
-        if not isinstance(curves, list):
-            raise self._error("a list is expected", "device.kernel", expected="[[device.kernel]]")
-        for number, curve in enumerate(curves):
-            field = f"device.kernel[{number}]"
-            if not isinstance(curve, dict) or curve.keys() != {"kind", "dtype", "work", "points"}:
+    def _tasks(self) -> Iterator[MeasuredTasks]:
+        tasks = self._tables.get("task", [])
+        if not isinstance(tasks, list):
+            raise self._error("a list is expected", "task", expected="[[task]]")
+        for number, task in enumerate(tasks):
+            field = f"task[{number}]"
+            if not isinstance(task, dict) or task.keys() != set(_TASK):
                 raise self._error(
-                    "a curve has other fields", field, expected="kind, dtype, work, points"
+                    "measured tasks have other fields", field, expected=", ".join(_TASK)
                 )
-            kind, dtype, work = curve["kind"], curve["dtype"], curve["work"]
-            if not isinstance(kind, str) or dtype not in _DTYPES or work not in _WORKS:
+            kind, dtype, form, world = (task[name] for name in _TASK[:-1])
+            if (
+                not isinstance(kind, str)
+                or not isinstance(form, str)
+                or dtype not in ("", *_DTYPES)
+                or world not in WORLDS
+            ):
                 raise self._error(
-                    "a curve is of an op, a dtype, and the work it goes by",
+                    "measured tasks are of a kind, a dtype, a form and a world",
                     field,
-                    got=f"{kind!r}, {dtype!r}, {work!r}",
-                    expected=f"work {' or '.join(_WORKS)}",
+                    got=f"{kind!r}, {dtype!r}, {form!r}, {world!r}",
+                    expected=f"a world of {', '.join(WORLDS)}",
                 )
-            yield Curve(kind, dtype, work, tuple(self._points(field, curve["points"])))
+            yield MeasuredTasks(
+                kind, dtype, form, world, tuple(self._points(field, task["points"]))
+            )
 
-    def _points(self, field: str, points: Any) -> Iterator[tuple[float, float]]:
-        before = 0.0
+    def _points(self, field: str, points: Any) -> Iterator[tuple[Sizes, float]]:
         if not isinstance(points, list) or not points:
-            raise self._error("a curve has no points", field)
+            raise self._error("measured tasks have no points", field)
         for point in points:
             if (
                 not isinstance(point, list)
-                or len(point) != 2
-                or not all(isinstance(each, (int, float)) and each > 0 for each in point)
-                or not point[0] > before
+                or len(point) != len(Sizes._fields) + 1
+                or not all(type(each) in (int, float) and each >= 0 for each in point)
+                or not point[-1] > 0
                 or not all(map(math.isfinite, point))
             ):
                 raise self._error(
-                    "a curve's points do not ascend",
+                    "a measured point does not parse",
                     field,
                     got=repr(point),
-                    expected="[work, seconds], both above 0, by ascending work",
+                    expected=f"[{', '.join(Sizes._fields)}, seconds], seconds above 0",
                 )
-            before = point[0]
-            yield float(point[0]), float(point[1])
+            *sizes, seconds = map(float, point)
+            yield Sizes(*sizes), seconds
 
     def _check_together(self, machine: Machine) -> None:
         device, node, network = machine.device, machine.node, machine.network
@@ -323,14 +330,14 @@ class _Reader:
 
     def _line_of(self, field: str) -> int | None:
         """Where a field stands, or else the table that should have it."""
-        curve = re.fullmatch(r"device\.kernel\[(\d+)\]", field)
+        task = re.fullmatch(r"task\[(\d+)\]", field)
         seen, table, nearest = -1, "", None
         for number, line in enumerate(self._lines, start=1):
             header = re.match(r"\s*\[+\s*([\w.\"-]+)\s*\]", line)
             if header is not None:
                 table = header[1]
-                seen += table == "device.kernel"
-                if curve is not None and table == "device.kernel" and seen == int(curve[1]):
+                seen += table == "task"
+                if task is not None and table == "task" and seen == int(task[1]):
                     return number
                 if field == table:
                     return number

@@ -115,7 +115,7 @@ def assign(tensor: DistTensor, index: Any, value: Any) -> None:
             change(tensor, masked, "x[mask] = value")
             return
     parsed = parse_index(tensor, index)
-    if parsed.selected or parsed.turned:
+    if parsed.selected:
         held = held_by(tensor, value)
         change(
             box_of(tensor, parsed),
@@ -296,13 +296,13 @@ class _Change:
         """The owner becomes what it was, with the value in the view's place; then the views of the
         lineage are taken of it anew.
         """
+        _check_writable(self.tensor)
         owner, world = self.owner, self.owner.spec.world
         for view in reversed(self.lineage):
             source = view.source
             assert source is not None
             value = replaced(self.past.of(source, recorded=True), value, view.by)
         self.settle()
-        _check_writable(self.tensor)
         put(owner, value)
         owner.follow(value)
         renamed = world.clock
@@ -358,9 +358,12 @@ def write(tensor: DistTensor, value: DistTensor) -> None:
 def _check_writable(tensor: DistTensor) -> None:
     if not tensor.spec.world.mode.traces:
         tensor.own()
-    if any(each.by is not None and view_of(each.by.kind).put is None for each in tensor.lineage()):
+    if not all(
+        each.by is None or view_of(each.by.kind).writable(each.by.attrs)
+        for each in tensor.lineage()
+    ):
         raise InplaceError(
-            "an expanded tensor cannot be changed in place: elements share memory",
+            "a view cannot be changed in place where its elements share memory",
             source=user_line(),
             got=str(tensor.spec),
             hint="write into a copy: x * 1",

@@ -15,7 +15,7 @@ from plancompiler.blas.loaded_library import numeric_kernels
 from plancompiler.eager.spawn import reported
 from plancompiler.eager.world import World, process_world, set_process_world
 from plancompiler.engines.launch_variables import PIPE, read_launcher
-from plancompiler.errors import UsageError
+from plancompiler.errors import MixedKernelsError, UsageError
 from plancompiler.executor.comm.manager import CommContextManager
 from plancompiler.executor.comm.rendezvous import WorldLink
 from plancompiler.limits.time_limits import START_DEADLINE
@@ -63,7 +63,9 @@ def init(
         comm = CommContextManager(link)
         try:
             _compare_kernels(link, size, allow_mixed_kernels)
-        except BaseException:
+        except BaseException as error:
+            if not isinstance(error, MixedKernelsError):  # which all ranks raise by themselves
+                comm.abort(reported(error))
             comm.close()
             raise
     world = World(rank, size, comm)

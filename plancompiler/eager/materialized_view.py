@@ -16,7 +16,7 @@ from plancompiler.eager.tensor import DistTensor
 from plancompiler.errors import InplaceError
 from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array
-from plancompiler.ops.shape import slice_bounds
+from plancompiler.ops.shape import SLICED, slice_bounds
 from plancompiler.ops.view import view_of
 
 _HELD: Any = vars(DistTensor)["local"]
@@ -105,7 +105,7 @@ class MaterializedView(DistTensor):
 
 def write(source: DistTensor, value: DistTensor, plan: Any) -> None:
     """Write a changed view into the tensor that it is a view of, by the plan that made the view."""
-    if plan is not None and view_of(plan.kind).cuts:
+    if plan is not None and view_of(plan.kind) is SLICED:
         scatter = _scatter_plan(source, value, plan)
         if scatter.moves[0] is None and scatter.outputs[0] is source.spec:
             x, move = source.local, scatter.moves[1]

@@ -23,6 +23,7 @@ from plancompiler.ir.operators import (
 )
 from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array
+from plancompiler.ops.view import Strides, in_order, row_major, view_strides
 
 Tensors = Sequence["DistTensor"]
 Grads = Sequence["DistTensor | None"]
@@ -143,6 +144,7 @@ _INTERNAL = frozenset(
         "spec",
         "view_of",
         "whole_local",
+        "whole_strides",
         "written",
     }
 )
@@ -473,6 +475,26 @@ class DistTensor(InPlaceForms, HostValue):
         """The plan of the op that made it as a view; None where it is the same tensor once more."""
         return None if self.more is None else self.more.get("by")
 
+    def whole_strides(self) -> Strides:
+        """The strides that it would have as a whole; those of its base's memory, where it is a
+        view.
+        """
+        source, plan = self.source, self.by
+        if source is None:
+            return row_major(self.shape)
+        if plan is None:
+            return source.whole_strides() if source.shape == self.shape else row_major(self.shape)
+        of_source = source.whole_strides()
+        strides = view_strides(plan.kind, plan.attrs, source.shape, of_source, self.shape)
+        assert strides is not None
+        return strides
+
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie in row-major order, which only views may not; the same in every
+        layout.
+        """
+        return not self.is_view or in_order(self.shape, self.whole_strides())
+
     @property
     def renamed(self) -> int:
         """When a change in place gave it another place on the tape; 0 for never."""
@@ -559,7 +581,7 @@ class DistTensor(InPlaceForms, HostValue):
             got=type(value).__name__,
             expected="a DistTensor or a plain number",
             hint="make it a tensor with pc.tensor(array, placement, sbp), or let arrays count as "
-            "broadcast inside `with pc.implicit_broadcast():`",
+            "broadcast inside `with pc.implicit_broadcast():`; of a parameter take p.value",
         )
 
     def _binary(self, kind: str, other: Any, *, swapped: bool = False) -> DistTensor:

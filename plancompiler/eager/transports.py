@@ -87,8 +87,8 @@ def open_world(
     return join_world(link, size, deadline or DEADLINE, start, remote)
 
 
-def _over_mpi(rank: int, size: int) -> tuple[Callable[..., MessageLink], Callable[[], None]]:
-    """What makes links, and what ends them all."""
+def _over_mpi(rank: int, size: int) -> tuple[Callable[..., MessageLink], Callable[[float], None]]:
+    """What makes links, and what ends them all; see `MessageLink`."""
     world = MpiWorld()
     if (world.rank, world.size) != (rank, size):
         world.close()
@@ -98,12 +98,12 @@ def _over_mpi(rank: int, size: int) -> tuple[Callable[..., MessageLink], Callabl
             expected=f"rank {rank} of {size}",
             hint="start the script with mpiexec",
         )
-    return world.link, world.close
+    return world.link, lambda _: world.close()
 
 
 def _over_streams(
     rank: int, size: int, environment: Mapping[str, str]
-) -> tuple[Callable[..., MessageLink], Callable[[], None]]:
+) -> tuple[Callable[..., MessageLink], Callable[[float], None]]:
     """The same."""
     addresses = environment.get(ADDRESSES, "").split(",")
     if len(addresses) != size or not all(":" in address for address in addresses):
@@ -152,7 +152,7 @@ def _over_streams(
         open_channel=open_channel,
         with_tls=all(files),
     )
-    return remote, partial(server.close, LINGER_SECONDS)
+    return remote, server.close
 
 
 def _contents(path: str) -> bytes:

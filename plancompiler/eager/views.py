@@ -10,15 +10,18 @@ from __future__ import annotations
 
 from plancompiler.eager.spec import AttrMap, TensorSpec
 from plancompiler.eager.tensor import DistTensor
+from plancompiler.executor.space import HOST
 from plancompiler.ir import Split
 from plancompiler.ops.registry import Alias, View, op_def
-from plancompiler.ops.view import Strides, row_major, view_strides
+from plancompiler.ops.view import view_strides
 
 
 def alias_of(view: View, attrs: AttrMap, used: TensorSpec, made: TensorSpec) -> Alias | None:
     """What makes this rank's part of an op's result a view of its part of the input; None where it
     has to be a copy.
     """
+    if view.on_host and made.space is not HOST:
+        return None
     if view.cuts:
         if not made.inside or made.sbp != used.sbp:
             # It splits what all ranks have: a change of the result would not reach all copies.
@@ -27,18 +30,6 @@ def alias_of(view: View, attrs: AttrMap, used: TensorSpec, made: TensorSpec) -> 
         if any(made.shape[axis] != used.shape[axis] for axis in split):
             return None
     return view.take(attrs, made.local_shape)
-
-
-def strides_of(tensor: DistTensor) -> Strides:
-    """The strides of a tensor that may be a view."""
-    source, plan = tensor.source, tensor.by
-    if source is None:
-        return row_major(tensor.shape)
-    if plan is None:
-        return strides_of(source) if source.shape == tensor.shape else row_major(tensor.shape)
-    strides = view_strides(plan.kind, plan.attrs, source.shape, strides_of(source), tensor.shape)
-    assert strides is not None
-    return strides
 
 
 def makes_view(
@@ -50,7 +41,7 @@ def makes_view(
     """Whether what an op that can make views makes of a tensor is one."""
     if op_def(kind).strided is not None or not tensor.is_view:
         return True
-    return view_strides(kind, attrs, tensor.shape, strides_of(tensor), made) is not None
+    return view_strides(kind, attrs, tensor.shape, tensor.whole_strides(), made) is not None
 
 
 def only_thin(used: TensorSpec, made: TensorSpec) -> bool:

@@ -5,10 +5,12 @@ Where ranks are processes, a process has one world; where they are threads, each
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -32,6 +34,13 @@ if TYPE_CHECKING:
     from plancompiler.executor.cuda.interface import Device
 
 
+class Closable(Protocol):
+    """What takes memory, threads or connections until it is closed."""
+
+    def close(self) -> None:
+        """Give them back. May be called again."""
+
+
 class World(WorldState[DistTensor]):
     """One rank's side of an SPMD program of `size` ranks."""
 
@@ -43,8 +52,11 @@ class World(WorldState[DistTensor]):
         """Whether ops check what they make; see `anomaly`."""
         self.attachments: dict[object, object] = {}
         """State that the frontend keeps per world, by a key of its own."""
-        self.closers: list[Callable[[], None]] = []
-        """Called when the world closes."""
+        self.closed_with: WeakKeyDictionary[Closable, None] = WeakKeyDictionary()
+        """What is closed when the world closes, unless it is gone before."""
+        self.dropped: deque[Callable[[], None]] = deque()
+        """What closes parts that nobody refers to any more. The garbage collector notes them here,
+        as it may run in any thread and at any time; `close_dropped` calls them."""
         self.parts: dict[object, TensorSpec] = {}
         """Specs of parts that `from_local` was given, by shape, dtype, placement and layout."""
 
@@ -61,12 +73,18 @@ class World(WorldState[DistTensor]):
 
     def close(self) -> None:
         """Close the communicators, and end what runs on them."""
-        for closer in tuple(self.closers):
-            closer()
+        self.close_dropped()
+        for each in tuple(self.closed_with):
+            each.close()
         if self._comm is not None:
             self._comm.close()
         else:
             self.spaces.close()
+
+    def close_dropped(self) -> None:
+        """Close what nobody refers to any more."""
+        while self.dropped:
+            self.dropped.popleft()()
 
     # --- tensors out of nothing -----------------------------------------------------------------
 

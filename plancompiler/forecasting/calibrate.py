@@ -1,82 +1,70 @@
 """Calibration: a machine file of what this host does, measured by recorded runs of small jobs.
 
-The jobs have the ops of perceptrons and transformers in several sizes. Each runs on one rank and on
-two, and every kernel's time becomes a point of a curve by op, dtype and work. So kernels are
-measured as steps run them: with their neighbours, in the caches that those leave. What collectives
-take gives the link, what kernels take longer on two ranks gives their slowdown, and what steps take
-beside kernels gives the cost of a task.
+The jobs have the ops of perceptrons and transformers in many sizes. They run on one rank, on two as
+threads and on two as processes, and the mean time of each task becomes a point by its kind, its
+sizes and where it ran. So kernels are measured as steps run them: with their neighbours, in the
+caches that those leave, and beside the other rank. Collectives count from when their last member
+has come. Only typical steps count, so that the means of their tasks add up to the lower quartile of
+the steps, and of each job's runs the quickest: what else the machine does only adds to them.
 """
 
 from __future__ import annotations
 
 import os
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from operator import itemgetter
+from pathlib import Path
 
 import numpy as np
 
 from plancompiler.costs import generic_machine
+from plancompiler.costs.machine_file import read_machine
+from plancompiler.costs.measured_tasks import ALONE, PROCESSES, THREADS
 from plancompiler.errors import UsageError
-from plancompiler.executor.local_run import LocalWorld
 from plancompiler.executor.timeline import Timeline
-from plancompiler.executor.trace import Recording
-from plancompiler.forecasting.task_time import TaskTimes
-from plancompiler.forecasting.traffic import received_of_task
-from plancompiler.frontend import functions as f
-from plancompiler.frontend import nn, optim
-from plancompiler.frontend.trace import job as tracing
-from plancompiler.frontend.trace import output
-from plancompiler.ir import Job, Placement
-from plancompiler.ir.task import TaskKind
-from plancompiler.lower.compile import compile_plans
-from plancompiler.plan.plan import CollectiveSpec, ComputeSpec, Plan, Stream
+from plancompiler.forecasting.calibration_jobs import calibration_jobs, write_data
+from plancompiler.forecasting.measured_run import WARM_STEPS, Open, run_steps
+from plancompiler.forecasting.recorded_trace import read_trace
+from plancompiler.forecasting.task_time import STEP, TURN, WAKE, Place, TaskTimes
+from plancompiler.ir import Job
+from plancompiler.ir.task import TaskKind, family_of
+from plancompiler.plan.plan import CollectiveSpec, Plan, Stream, Task
 
 MOST_LOAD = 0.3
 """Of each core: the load average beyond which what is measured here says little."""
-RECORDED_STEPS = 8
-WARM_STEPS = 2
-"""Recorded steps that do not count: the first have everything to load."""
-_PER_BYTE = 4.0
-"""Kernels with more operations per byte than this go by operations, others by bytes."""
+TYPICAL = (0.1, 0.4)
+"""From which to which quantile steps are typical."""
+COUNTS = {ALONE: 12, THREADS: 12, PROCESSES: 12}
+"""How many perceptrons are recorded, and how many transformers; half as many with other ops."""
+ROUNDS = 2
+"""How often each job runs."""
 _MEASURED = 'source = "calibrated", measured = true'
 _PART = 'source = "part of the measured rates"'
 _SYSTEM = 'source = "the operating system: cores, and memory for each"'
 _SOURCES = {
     "matrix_efficiency": _PART,
     "memory_efficiency": _PART,
-    "launch_seconds": _PART,
     "devices": _SYSTEM,
     "memory_bytes": _SYSTEM,
 }
 
 
-class Kernel(NamedTuple):
-    """What a curve is of, and one place on it."""
-
-    kind: str
-    dtype: str
-    flops: float
-    nbytes: float
-
-
 @dataclass
 class Samples:
-    """What recorded runs show."""
+    """What recorded runs show: seconds by place and world, each the mean of one run."""
 
-    kernels: dict[Kernel, list[float]] = field(default_factory=dict)
-    """Seconds of runs of one rank."""
-    together: dict[Kernel, list[float]] = field(default_factory=dict)
-    """Seconds of runs of two ranks."""
-    collectives: list[tuple[float, float]] = field(default_factory=list)
-    """(bytes that a rank receives, seconds)."""
-    task_seconds: list[float] = field(default_factory=list)
-    """Between one task of a stream and the next, where nothing is waited for."""
-    step_seconds: list[float] = field(default_factory=list)
-    """Of a step, beside the span of its tasks."""
+    tasks: dict[tuple[Place, str], list[float]] = field(default_factory=dict)
+
+    def add(self, place: Place, world: str, seconds: float) -> None:
+        """Add one mean."""
+        if seconds > 0:
+            self.tasks.setdefault((place, world), []).append(seconds)
 
 
 def check_idle(load: float, cores: int, forced: bool) -> None:
@@ -90,150 +78,203 @@ def check_idle(load: float, cores: int, forced: bool) -> None:
         )
 
 
-def calibration_jobs(ranks: int) -> Iterator[Job]:
-    """The jobs that are recorded."""
-    placement = Placement("cpu", list(range(ranks)), ("dp",))
-    for width, batch in ((32, 64), (128, 64), (512, 64), (512, 256), (1024, 128)):
-        yield _perceptron(placement, width, batch * ranks)
-    for dim, length, batch in ((32, 32, 4), (64, 64, 8), (128, 128, 4), (256, 64, 8)):
-        yield _transformer(placement, dim, length, batch * ranks)
+def record_job(job: Job, world: str, opened: Open) -> tuple[float, Samples]:
+    """Run a job: the seconds of its step, and what its timelines show."""
+    ranks = 1 if world == ALONE else job.world_size
+    backend = THREADS if world == ALONE else world
+    with opened(job, ranks, backend, record=True, cache=False) as running:
+        seconds = run_steps(running)
+        timelines, plans = running.timelines(), running.plans
+    samples = Samples()
+    add_timelines(samples, plans, timelines, world)
+    return seconds, samples
 
 
-def _perceptron(placement: Placement, width: int, batch: int) -> Job:
-    with tracing(f"perceptron-{width}-{batch}") as job:
-        layers = nn.ModuleList(nn.Linear(width, width) for _ in range(3)).place(placement)
-        x = f.normal((batch, width), placement=placement).redistribute(sbp="S(0)")
-        for number, layer in enumerate(layers):
-            y = layer(x)
-            x = f.relu(y) if number % 2 else f.tanh(y)
-        loss = f.mean(x * x)
-        optim.SGD(layers.parameters(), lr=0.01, momentum=0.9).minimize(loss)
-        output("loss", loss)
-    return job
+class _RankTimes:
+    """Of one rank: seconds by task and micro-batch in typical steps."""
 
-
-def _transformer(placement: Placement, dim: int, length: int, batch: int) -> Job:
-    with tracing(f"transformer-{dim}-{length}-{batch}") as job:
-        blocks = nn.ModuleList(nn.TransformerBlock(dim, 4) for _ in range(2)).place(placement)
-        x = f.normal((batch, length, dim), placement=placement).redistribute(sbp="S(0)")
-        for block in blocks:
-            x = block(x)
-        loss = f.mean(x * x)
-        optim.AdamW(blocks.parameters(), lr=1e-4).minimize(loss)
-        output("loss", loss)
-    return job
-
-
-def record_job(job: Job, samples: Samples) -> None:
-    """Run a job with a thread for each rank, and add what its timelines show."""
-    plans = compile_plans(job, job.world_size).plans
-    with Recording() as recording:
-        with LocalWorld(plans, record=recording.folder) as world:
-            walls = []
-            for _ in range(RECORDED_STEPS):
-                begin = time.perf_counter()
-                world.run(1)
-                walls.append(time.perf_counter() - begin)
-        timelines = recording.timelines()
-    for timeline in timelines:
-        add_timeline(samples, plans[timeline.rank], timeline)
-    if len(plans) == 1:
-        spans = timelines[0].ends.max(axis=1) - timelines[0].begins.min(
-            axis=1, where=timelines[0].begins > 0, initial=np.iinfo(np.int64).max
-        )
-        samples.step_seconds += [
-            wall - float(span) * 1e-9 for wall, span in zip(walls, spans, strict=True)
-        ][WARM_STEPS:]
-
-
-def add_timeline(samples: Samples, plan: Plan, timeline: Timeline) -> None:
-    """Add what a rank's timeline shows of its kernels and collectives. A UsageError for the
-    timeline of another job.
-    """
-    if [each.id for each in timeline.tasks] != [task.id for task in plan.tasks]:
-        raise UsageError(
-            "a timeline is of another job",
-            got=f"{timeline.job}, rank {timeline.rank}",
-            expected=f"{plan.job}, rank {plan.rank}, compiled as it was",
-        )
-    times = TaskTimes(generic_machine())
-    alone = plan.world_size == 1
-    kernels = samples.kernels if alone else samples.together
-    for column, (position, _) in enumerate(timeline.columns):
-        task = plan.tasks[position]
-        begins, ends = timeline.begins[:, column], timeline.ends[:, column]
-        seconds = [
-            float(end - begin) * 1e-9
-            for begin, end in list(zip(begins, ends, strict=True))[WARM_STEPS:]
-            if end > begin > 0
-        ]
-        if isinstance(task.spec, ComputeSpec):
-            work = times.work(plan, task, task.spec)
-            if work is not None and seconds:
-                flops, nbytes, dtype = work
-                kernel = Kernel(task.spec.kind, str(dtype), flops, nbytes)
-                kernels.setdefault(kernel, []).extend(seconds)
-        elif isinstance(task.spec, CollectiveSpec) and seconds:
-            nbytes = sum(each for _, each in received_of_task(plan, task, generic_machine()))
-            samples.collectives.append((nbytes, min(seconds)))
-    if alone:
-        samples.task_seconds += _gaps(plan, timeline)
-
-
-def _gaps(plan: Plan, timeline: Timeline) -> Iterator[float]:
-    """Seconds between tasks that follow each other on the compute stream."""
-    columns = [
-        column
-        for column, (position, _) in enumerate(timeline.columns)
-        if plan.tasks[position].stream is Stream.COMPUTE
-        and plan.tasks[position].kind is TaskKind.COMPUTE
-    ]
-    for before, after in pairwise(columns):
-        for end, begin in zip(
-            timeline.ends[WARM_STEPS:, before], timeline.begins[WARM_STEPS:, after], strict=True
-        ):
-            if begin >= end > 0:
-                yield float(begin - end) * 1e-9
-
-
-class CurveText(NamedTuple):
-    """A curve on its way into a file."""
-
-    kind: str
-    dtype: str
-    work: str
-    points: tuple[tuple[float, float], ...]
-
-
-def curves(kernels: dict[Kernel, list[float]]) -> Iterator[CurveText]:
-    """A curve for each op and dtype: the mean of each size, as means add up to steps."""
-    by_op: dict[tuple[str, str], list[Kernel]] = {}
-    for kernel in kernels:
-        by_op.setdefault((kernel.kind, kernel.dtype), []).append(kernel)
-    for (kind, dtype), measured in sorted(by_op.items()):
-        by_flops = statistics.median(each.flops / max(each.nbytes, 1) for each in measured)
-        work = "flops" if by_flops > _PER_BYTE else "bytes"
-        points: dict[float, list[float]] = {}
-        for each in measured:
-            size = each.flops if work == "flops" else each.nbytes
-            if size > 0:
-                points.setdefault(size, []).append(statistics.fmean(kernels[each]))
-        if points:
-            yield CurveText(
-                kind,
-                dtype,
-                work,
-                tuple((size, statistics.fmean(points[size])) for size in sorted(points)),
+    def __init__(self, plan: Plan, timeline: Timeline, steps: Sequence[int]) -> None:
+        if [each.id for each in timeline.tasks] != [task.id for task in plan.tasks]:
+            raise UsageError(
+                "a timeline is of another job",
+                got=f"{timeline.job}, rank {timeline.rank}",
+                expected=f"{plan.job}, rank {plan.rank}, compiled as it was",
             )
+        self.plan = plan
+        self.columns = {
+            (plan.tasks[position].id, run): column
+            for column, (position, run) in enumerate(timeline.columns)
+        }
+        self.families = {
+            (family_of(task), run): column
+            for (task, run), column in self.columns.items()
+            if isinstance(plan.task_by_id[task].spec, CollectiveSpec)
+        }
+        """Collectives, by what all members call them."""
+        self.tasks = [plan.tasks[position] for position, _ in timeline.columns]
+        self.runs = [run for _, run in timeline.columns]
+        self.begins = timeline.begins[steps] * 1e-9
+        self.ends = timeline.ends[steps] * 1e-9
+        self.ended_before = timeline.ends[[step - 1 for step in steps]] * 1e-9
+        """When the tasks of the step before each ended."""
+
+    def in_order(self) -> Iterator[list[int]]:
+        """The columns of each stream in the order in which they ran."""
+        by_stream: dict[object, list[int]] = {}
+        for column in np.argsort(self.begins.mean(axis=0), kind="stable"):
+            by_stream.setdefault(self.tasks[column].stream, []).append(int(column))
+        yield from by_stream.values()
 
 
-def slowdown(samples: Samples) -> float:
-    """How much longer kernels take with another rank at work: the median over those of both."""
-    ratios = [
-        statistics.fmean(samples.together[each]) / statistics.fmean(samples.kernels[each])
-        for each in samples.together.keys() & samples.kernels.keys()
+def add_timelines(
+    samples: Samples, plans: Mapping[int, Plan], timelines: Sequence[Timeline], world: str
+) -> None:
+    """Add what the timelines of all ranks of a run show. A UsageError for those of another job."""
+    steps = typical_steps(timelines)
+    ranks = {
+        each.rank: _RankTimes(plans[each.rank], each, steps) for each in timelines if each.columns
+    }
+    times = TaskTimes(generic_machine())
+    inside, between = _recorders_part(times, ranks.values())
+    means: dict[Place, list[float]] = {}
+    wakes: dict[Place, list[float]] = {}
+    for rank in ranks.values():
+        for column, task in enumerate(rank.tasks):
+            place = times.place(rank.plan, task)
+            if place is None:
+                continue
+            begin = rank.begins[:, column].mean()
+            if isinstance(task.spec, CollectiveSpec):
+                # Of means: so what members wait for whoever happens to be late is the collective's.
+                begin = max(
+                    each.begins[:, there].mean()
+                    for each, there in _members(rank, column, task.spec, ranks)
+                )
+            means.setdefault(place, []).append(float(rank.ends[:, column].mean() - begin) - inside)
+        _add_turns(samples, rank, times, world, between)
+        for stream, seconds in _wakes(rank, ranks):
+            wakes.setdefault(times.beside(WAKE, rank.plan, stream), []).append(seconds)
+    for place, each in (*means.items(), *wakes.items()):
+        samples.add(place, world, max(statistics.fmean(each), 1e-8))
+
+
+def typical_steps(timelines: Sequence[Timeline]) -> list[int]:
+    """The steps around the lower quartile by what they took, without the first ones: of their tasks
+    the means add up to that quartile. What else the machine does only adds to a step.
+    """
+    # Data may have been read for one more step.
+    count = min(len(each.ends) for each in timelines) - 1
+    ends = np.max([each.ends[:count].max(axis=1) for each in timelines if each.columns], axis=0)
+    took = np.diff(ends)[WARM_STEPS - 1 :]
+    order = np.argsort(took, kind="stable") + WARM_STEPS
+    first, last = (int(part * len(order)) for part in TYPICAL)
+    return sorted(int(step) for step in order[first : max(last, first + 1)])
+
+
+def _does_nothing(task: Task) -> bool:
+    return task.kind is TaskKind.VARIABLE
+
+
+def _recorders_part(times: TaskTimes, ranks: Iterable[_RankTimes]) -> tuple[float, float]:
+    """What recording adds to a task, and between two: both as tasks show that do nothing."""
+    inside, between = [], []
+    for rank in ranks:
+        for columns in rank.in_order():
+            for before, after in pairwise(columns):
+                if _does_nothing(rank.tasks[before]) and _does_nothing(rank.tasks[after]):
+                    inside.append(np.median(rank.ends[:, after] - rank.begins[:, after]))
+                    between.append(np.median(rank.begins[:, after] - rank.ends[:, before]))
+    if not inside:
+        return 0.0, 0.0
+    return float(np.median(inside)), float(np.median(between))
+
+
+def _members(
+    rank: _RankTimes, column: int, spec: CollectiveSpec, ranks: Mapping[int, _RankTimes]
+) -> Iterator[tuple[_RankTimes, int]]:
+    """The members of a collective, each with its column of the collective."""
+    family, run = family_of(rank.tasks[column].id), rank.runs[column]
+    for member in rank.plan.communicators[spec.communicator].ranks:
+        other = ranks.get(member)
+        there = None if other is None else other.families.get((family, run))
+        if other is not None and there is not None:
+            yield other, there
+
+
+def _add_turns(
+    samples: Samples, rank: _RankTimes, times: TaskTimes, world: str, between: float
+) -> None:
+    """Add what goes by between the tasks of a stream that wait for no other, and between steps."""
+    gaps, works = 0.0, 0
+    for columns in rank.in_order():
+        if len(columns) < 8:
+            continue
+        for before, after in pairwise(columns):
+            task = rank.tasks[after]
+            if _awaited(rank.plan, task):
+                continue
+            gap = float((rank.begins[:, after] - rank.ends[:, before]).mean())
+            gaps += max(0.0, gap - between)
+            works += times.place(rank.plan, task) is not None
+    if works:
+        samples.add(times.beside(TURN, rank.plan), world, max(gaps / works, 1e-9))
+    columns = max(rank.in_order(), key=len)
+    turns = rank.begins[:, columns[0]] - rank.ended_before[:, columns[-1]] - between
+    samples.add(times.beside(STEP, rank.plan), world, max(float(turns.mean()), 1e-9))
+
+
+def _awaited(plan: Plan, task: Task) -> list[int]:
+    """The tasks of other streams and ranks of which a task needs the results."""
+    producers = []
+    for each in task.inputs:
+        known = plan.register_by_id.get(each)
+        if known is not None:
+            producer = known.producer
+            made = plan.task_by_id.get(producer)
+            if made is None or made.stream is task.stream:
+                continue
+            producers.append(producer)
+        else:
+            producers.append(plan.remote_register_by_id[each].producer)
+    return producers
+
+
+def _wakes(rank: _RankTimes, ranks: Mapping[int, _RankTimes]) -> Iterator[tuple[Stream, float]]:
+    """(stream, seconds from the end of what it waits for to its going on), of means.
+
+    Of a collective those of its last member, as the others wait for it.
+    """
+    for columns in rank.in_order():
+        ended = rank.ended_before[:, columns[-1]].mean()
+        for after in columns:
+            task = rank.tasks[after]
+            ready = _ready(rank, after, ranks)
+            before, ended = ended, rank.ends[:, after].mean()
+            if ready is None or ready < before:
+                continue
+            begin = float(rank.begins[:, after].mean())
+            if isinstance(task.spec, CollectiveSpec):
+                members = list(_members(rank, after, task.spec, ranks))
+                begin = max(float(each.begins[:, there].mean()) for each, there in members)
+                # A forecast has members with the same work come together, so that what one of them
+                # is behind the average is part of the waking.
+                ready = statistics.fmean(
+                    _ready(each, there, ranks) or ready for each, there in members
+                )
+            yield task.stream, max(0.0, begin - ready)
+
+
+def _ready(rank: _RankTimes, column: int, ranks: Mapping[int, _RankTimes]) -> float | None:
+    """When all is there that a task has of other streams and ranks, on average; None for a task
+    that has nothing of them.
+    """
+    ends = [
+        float(other.ends[:, there].mean())
+        for producer in _awaited(rank.plan, rank.tasks[column])
+        for other in ranks.values()
+        if (there := other.columns.get((producer, rank.runs[column]))) is not None
     ]
-    return max(1.0, statistics.median(ratios)) if ratios else 1.0
+    return max(ends, default=None)
 
 
 def link(collectives: Iterable[tuple[float, float]]) -> tuple[float, float]:
@@ -262,55 +303,152 @@ def _rate(work: Callable[[], object], amount: float) -> float:
     return float(amount / best)
 
 
-def calibrate(
-    name: str,
-    forced: bool = False,
-    jobs: Callable[[int], Iterable[Job]] = calibration_jobs,
-) -> str:
-    """The text of a machine file of this host, by what `jobs` of so many ranks show. A UsageError
-    where it is busy, unless forced.
+class Calibration:
+    """What is recorded on the way to a machine file: the jobs can run one by one, between others.
+
+    `opened` starts a job. Raises UsageError where the host is busy, unless forced.
     """
-    cores = os.cpu_count() or 1
-    check_idle(os.getloadavg()[0], cores, forced)
-    samples = Samples()
-    for ranks in (1, 2):
-        for job in jobs(ranks):
-            record_job(job, samples)
-    size = 1 << 10
-    one, other = np.ones((size, size), np.float32), np.ones((size, size), np.float32)
-    wide, target = np.ones(1 << 24, np.float32), np.ones(1 << 24, np.float32)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // cores
-    figures = {
-        "device": {
-            "memory_bytes": memory,
-            "memory_bytes_per_second": _rate(
-                lambda: np.add(wide, target, out=target), 3 * wide.nbytes
+
+    def __init__(
+        self, opened: Open, folder: Path, forced: bool = False, counts: Mapping[str, int] = COUNTS
+    ) -> None:
+        self._cores = os.cpu_count() or 1
+        check_idle(os.getloadavg()[0], self._cores, forced)
+        self._opened = opened
+        self._quickest: dict[int, tuple[float, Samples]] = {}
+        """By job: the seconds of its step, and what its tasks took then."""
+        write_data(folder)
+        self._jobs = [
+            (job, world)
+            for world, count in counts.items()
+            for job in calibration_jobs(folder, 1 if world == ALONE else 2, count)
+        ]
+
+    def runs(self) -> Iterator[Callable[[], None]]:
+        """What there is to record, once."""
+        for number in range(len(self._jobs)):
+            yield partial(self._run, number)
+
+    def _run(self, number: int) -> None:
+        recorded = record_job(*self._jobs[number], self._opened)
+        known = self._quickest.get(number, recorded)
+        self._quickest[number] = min(known, recorded, key=itemgetter(0))
+
+    def text(self, name: str) -> str:
+        """The machine file."""
+        samples = Samples()
+        for _, recorded in self._quickest.values():
+            for (place, world), each in recorded.tasks.items():
+                samples.tasks.setdefault((place, world), []).extend(each)
+        size = 1 << 10
+        one, other = np.ones((size, size), np.float32), np.ones((size, size), np.float32)
+        wide, target = np.ones(1 << 24, np.float32), np.ones(1 << 24, np.float32)
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // self._cores
+        figures = {
+            "device": {
+                "memory_bytes": memory,
+                "memory_bytes_per_second": _rate(
+                    lambda: np.add(wide, target, out=target), 3 * wide.nbytes
+                ),
+                "copy_bytes_per_second": _rate(lambda: np.copyto(target, wide), wide.nbytes),
+                **dict.fromkeys(("matrix_efficiency", "memory_efficiency"), 1.0),
+                "launch_seconds": launch(samples),
+            },
+            "device.flops_per_second": {"float32": _rate(lambda: one @ other, 2 * size**3)},
+            "node": dict(
+                zip(
+                    ("devices", "latency_seconds", "bytes_per_second"),
+                    (self._cores, *link(_collectives(samples))),
+                    strict=True,
+                )
             ),
-            "copy_bytes_per_second": _rate(lambda: np.copyto(target, wide), wide.nbytes),
-            **dict.fromkeys(("matrix_efficiency", "memory_efficiency"), 1.0),
-            "launch_seconds": 0.0,
-        },
-        "device.flops_per_second": {"float32": _rate(lambda: one @ other, 2 * size**3)},
-        "node": dict(
-            zip(
-                ("devices", "latency_seconds", "bytes_per_second"),
-                (cores, *link(samples.collectives)),
-                strict=True,
-            )
-        ),
-        "host": {
-            "slowdown": slowdown(samples),
-            "task_seconds": statistics.median(samples.task_seconds),
-            "step_seconds": max(0.0, statistics.median(samples.step_seconds)),
-        },
-    }
-    return machine_text(name, figures, tuple(curves(samples.kernels)))
+            "host": {
+                "slowdown": slowdown(samples),
+                "task_seconds": _beside(TURN, samples),
+                "step_seconds": _beside(STEP, samples),
+            },
+        }
+        return machine_text(name, figures, samples)
 
 
-def machine_text(
-    name: str, figures: dict[str, dict[str, float]], measured: Sequence[CurveText]
-) -> str:
-    """A machine file of measured figures and curves."""
+def _beside(kind: str, samples: Samples) -> float:
+    known = [
+        statistics.fmean(seconds)
+        for (place, world), seconds in samples.tasks.items()
+        if place.kind == kind and world == ALONE
+    ]
+    return statistics.median(known) if known else 0.0
+
+
+def _collectives(samples: Samples) -> Iterator[tuple[float, float]]:
+    for (place, world), seconds in samples.tasks.items():
+        if place.kind == "all_reduce" and world == THREADS:
+            yield place.sizes.nbytes, statistics.fmean(seconds)
+
+
+def calibrate(name: str, opened: Open, forced: bool = False) -> str:
+    """The text of a machine file of this host. A UsageError where it is busy, unless forced."""
+    with tempfile.TemporaryDirectory(prefix="plancompiler-calibration-") as folder:
+        calibration = Calibration(opened, Path(folder), forced)
+        for _ in range(ROUNDS):
+            for run in calibration.runs():
+                run()
+        return calibration.text(name)
+
+
+def learn(machine_file: Path, trace: Path) -> str:
+    """The text of a machine file with what a timeline's file shows beside what it has measured.
+
+    Raises UsageError for a timeline with too few steps, or of another kind of device.
+    """
+    machine = read_machine(machine_file)
+    plans, backend, timelines = read_trace(trace)
+    if plans[0].device != machine.device.type:
+        raise UsageError(
+            "a timeline is of devices of another type than the machine's",
+            got=plans[0].device,
+            expected=machine.device.type,
+        )
+    least = min(len(each.begins) for each in timelines)
+    if least <= WARM_STEPS + 1:
+        raise UsageError(
+            "a timeline has too few steps to learn from",
+            got=f"{least} steps in {trace}",
+            expected=f"more than {WARM_STEPS + 1}, of which the first {WARM_STEPS} do not count",
+        )
+    samples = Samples()
+    for known in machine.tasks:
+        for sizes, seconds in known.points:
+            place = Place(known.kind, known.dtype, known.form, sizes)
+            samples.add(place, known.world, seconds)
+    add_timelines(samples, plans, timelines, ALONE if len(plans) == 1 else backend)
+    return without_tasks(machine_file.read_text()) + "\n".join(task_tables(samples)) + "\n"
+
+
+def slowdown(samples: Samples) -> float:
+    """How much longer kernels take beside another rank's thread: the median over those that were
+    seen alone too.
+    """
+    ratios = [
+        statistics.fmean(seconds) / statistics.fmean(samples.tasks[place, ALONE])
+        for (place, world), seconds in samples.tasks.items()
+        if world == THREADS and place.dtype and (place, ALONE) in samples.tasks
+    ]
+    return max(1.0, statistics.median(ratios)) if ratios else 1.0
+
+
+def launch(samples: Samples) -> float:
+    """What a kernel takes at least: the median over kinds of their shortest mean."""
+    least: dict[str, float] = {}
+    for (place, world), seconds in samples.tasks.items():
+        if world == ALONE and place.dtype:
+            shortest = min(seconds)
+            least[place.kind] = min(shortest, least.get(place.kind, shortest))
+    return statistics.median(least.values()) if least else 0.0
+
+
+def machine_text(name: str, figures: dict[str, dict[str, float]], samples: Samples) -> str:
+    """A machine file of measured figures and tasks."""
     lines = [f'name = "{name}"']
     for table, values in figures.items():
         lines += ["", f"[{table}]"] + (['type = "cpu"'] if table == "device" else [])
@@ -318,14 +456,33 @@ def machine_text(
             f"{key} = {{ value = {value!r}, {_SOURCES.get(key, _MEASURED)} }}"
             for key, value in values.items()
         ]
-    for curve in measured:
-        points = ", ".join(f"[{work!r}, {seconds!r}]" for work, seconds in curve.points)
-        lines += [
-            "",
-            "[[device.kernel]]",
-            f'kind = "{curve.kind}"',
-            f'dtype = "{curve.dtype}"',
-            f'work = "{curve.work}"',
-            f"points = [{points}]",
-        ]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *task_tables(samples)]) + "\n"
+
+
+def task_tables(samples: Samples) -> Iterator[str]:
+    """The lines of a machine file that hold measured tasks."""
+    kinds: dict[tuple[str, str, str, str], list[str]] = {}
+    for (place, world), seconds in sorted(samples.tasks.items()):
+        numbers = (*place.sizes, statistics.fmean(seconds))
+        point = ", ".join(f"{number:.6g}" for number in numbers)
+        kinds.setdefault((*place[:3], world), []).append(f"[{point}]")
+    for (kind, dtype, form, world), points in kinds.items():
+        yield ""
+        yield "[[task]]"
+        yield f'kind = "{kind}"'
+        yield f'dtype = "{dtype}"'
+        yield f'form = "{form}"'
+        yield f'world = "{world}"'
+        yield f"points = [{', '.join(points)}]"
+
+
+def without_tasks(text: str) -> str:
+    """A machine file but for its measured tasks, each a `[[task]]` up to the next table."""
+    kept: list[str] = []
+    is_task = False
+    for line in text.splitlines(keepends=True):
+        if line.lstrip().startswith("["):
+            is_task = line.strip() == "[[task]]"
+        if not is_task:
+            kept.append(line)
+    return "".join(kept).rstrip("\n") + "\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +13,8 @@ from plancompiler.forecasting.job_forecast import Forecast, forecast
 from plancompiler.passes import Config, config_of
 
 MOST_MICROBATCHES = 64
+MOST_COMBINATIONS = 8
+"""How many changes of several settings are forecast at most."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,10 @@ class Change:
     settings: dict[str, Any]
     forecast: Forecast
 
+    def order(self, limit: float) -> tuple[bool, float]:
+        """By which changes are sorted on devices of `limit` bytes."""
+        return _order(self.forecast.worst.memory.total, self.forecast.step_seconds, limit)
+
     def __str__(self) -> str:
         return ", ".join(f"{name}={value}" for name, value in self.settings.items())
 
@@ -28,41 +36,81 @@ def changes_of(before: Forecast) -> tuple[Change, ...]:
     """Forecasts of the job with less memory per rank: those that fit first, the fastest of them
     first, then those that come nearest.
 
-    Tried are the stages of ZeRO, recomputation, more micro-batches, bfloat16, and pairs of the
-    first two. What the job cannot be compiled with is left out; so is what saves no memory.
+    Tried are the schedule 1f1b, the stages of ZeRO, recomputation, more micro-batches and bfloat16.
+    Where none of them is enough, so are combinations, until one fits: those first that should fit,
+    and be the fastest, if every setting saves and costs the same share as it does alone. What the
+    job cannot be compiled with is left out; so is what saves no memory.
     """
-    changes = []
-    for settings in _candidates(config_of(before.job)):
-        job = replace(before.job, config=replace(config_of(before.job), **settings))
-        try:
-            after = forecast(job, before.machine, ranks=before.ranks)
-        except PlanCompilerError:
-            continue  # no data-parallel axis, say, or batches that cannot be cut so
-        if after.worst.memory.total < before.worst.memory.total:
-            changes.append(Change(settings, after))
-    return tuple(
-        sorted(
-            changes,
-            key=lambda each: (
-                not each.forecast.fits,
-                each.forecast.step_seconds
-                if each.forecast.fits
-                else float(each.forecast.worst.memory.total),
-            ),
-        )
-    )
+    limit = before.machine.device.memory_bytes
+    alone = [
+        change
+        for name, values in _candidates(config_of(before.job)).items()
+        for value in values
+        if (change := _change(before, {name: value})) is not None
+    ]
+    changes = list(alone)
+    if not any(each.forecast.fits for each in alone):
+        expected = sorted(_combinations(before, alone), key=lambda each: each.order(limit))
+        for each in expected[:MOST_COMBINATIONS]:
+            change = _change(before, each.settings)
+            if change is not None:
+                changes.append(change)
+                if change.forecast.fits:
+                    break
+    return tuple(sorted(changes, key=lambda each: each.order(limit)))
 
 
-def _candidates(config: Config) -> Iterator[dict[str, Any]]:
-    stages = [{"zero": stage} for stage in (1, 2, 3) if stage > config.zero]
-    recompute: dict[str, Any] = {"recompute": "auto"}
-    again = [recompute] if config.recompute != "auto" else []
-    yield from stages
-    yield from again
-    yield from ({**stage, **each} for stage in stages for each in again)
-    count = 2 * config.microbatches
-    while count <= min(MOST_MICROBATCHES, 8 * config.microbatches):
-        yield {"microbatches": count}
-        count *= 2
-    if config.precision == "float32":
-        yield {"precision": "bfloat16"}
+def _change(before: Forecast, settings: dict[str, Any]) -> Change | None:
+    job = replace(before.job, config=replace(config_of(before.job), **settings))
+    try:
+        after = forecast(job, before.machine, ranks=before.ranks, backend=before.backend)
+    except PlanCompilerError:
+        return None  # no data-parallel axis, say, or batches that cannot be cut so
+    saves = after.worst.memory.total < before.worst.memory.total
+    return Change(settings, after) if saves else None
+
+
+@dataclass(frozen=True)
+class _Combination:
+    """Several settings, and what they should take together."""
+
+    settings: dict[str, Any]
+    memory_bytes: float
+    seconds: float
+
+    def order(self, limit: float) -> tuple[bool, float]:
+        return _order(self.memory_bytes, self.seconds, limit)
+
+
+def _order(memory_bytes: float, seconds: float, limit: float) -> tuple[bool, float]:
+    """What fits comes first, the fastest of it first, and then what comes nearest."""
+    fits = memory_bytes <= limit
+    return (not fits, seconds if fits else memory_bytes)
+
+
+def _combinations(before: Forecast, alone: list[Change]) -> Iterator[_Combination]:
+    memory, seconds = before.worst.memory.total, before.step_seconds
+    by_name: dict[str, list[Change]] = {}
+    for each in alone:
+        by_name.setdefault(next(iter(each.settings)), []).append(each)
+    for count in range(2, len(by_name) + 1):
+        for names in itertools.combinations(by_name, count):
+            for parts in itertools.product(*(by_name[name] for name in names)):
+                yield _Combination(
+                    {name: value for part in parts for name, value in part.settings.items()},
+                    memory * math.prod(one.forecast.worst.memory.total / memory for one in parts),
+                    seconds * math.prod(one.forecast.step_seconds / seconds for one in parts),
+                )
+
+
+def _candidates(config: Config) -> dict[str, list[Any]]:
+    """Values of settings with which a job may take less memory."""
+    doubled = (config.microbatches << power for power in (1, 2, 3))
+    waits = config.microbatches > 1 and config.schedule == "gpipe"
+    return {
+        "schedule": ["1f1b"] if waits else [],
+        "zero": [stage for stage in (1, 2, 3) if stage > config.zero],
+        "recompute": [] if config.recompute == "auto" else ["auto"],
+        "microbatches": [count for count in doubled if count <= MOST_MICROBATCHES],
+        "precision": ["bfloat16"] if config.precision == "float32" else [],
+    }

@@ -21,6 +21,7 @@ from plancompiler.forecasting.timelines import (
     step_window,
 )
 from plancompiler.forecasting.user_lines import written
+from plancompiler.ir.html_table import number_cell, shown_text, table, text_cell
 from plancompiler.ir.shard import element_count
 from plancompiler.plan.plan import CollectiveSpec, ComputeSpec
 
@@ -111,7 +112,7 @@ def html_report(forecast: Forecast) -> str:
     plain = forecast.json()
     start, stop = step_window(forecast)
     rows, curves = rows_of(forecast)[: 2 * MOST_ROWS], memory_curves(forecast)
-    title = f"Forecast of {_text(forecast.job.name)} on {_text(forecast.machine.name)}"
+    title = f"Forecast of {shown_text(forecast.job.name)} on {shown_text(forecast.machine.name)}"
     sections = (
         _summary(plain),
         _memory(forecast, plain, curves),
@@ -235,10 +236,10 @@ def _memory(forecast: Forecast, plain: Mapping[str, Any], curves: Sequence[Memor
     )
     rows = [
         (
-            _cell(_count(each["rank"])),
-            _cell(_count(each["count"])),
-            *(_cell(_bytes(each["memory_bytes"][kind])) for kind in (*kinds, "total")),
-            _cell(_bytes(each["received_bytes"])),
+            number_cell(_count(each["rank"])),
+            number_cell(_count(each["count"])),
+            *(number_cell(_bytes(each["memory_bytes"][kind])) for kind in (*kinds, "total")),
+            number_cell(_bytes(each["received_bytes"])),
         )
         for each in plain["classes"]
     ]
@@ -247,7 +248,7 @@ def _memory(forecast: Forecast, plain: Mapping[str, Any], curves: Sequence[Memor
         "<h2>Memory over time</h2><p>Variables, what transport takes, and what is alive of the "
         f"activations. A device holds {capacity}. The activations' arena is held as a whole.</p>"
         f"{picture}<p>{', '.join(keys)}</p>"
-        + _table(
+        + table(
             "Classes of ranks",
             "What each rank of a class holds, and receives in a step",
             heads,
@@ -284,12 +285,12 @@ def _gantt(forecast: Forecast, rows: Sequence[Row], seconds: float) -> str:
             for hue, bars in paths.items()
         ]
     keys = ", ".join(
-        f'<span class="key" style="background:var(--c{hue})"></span> {_text(kind)}'
+        f'<span class="key" style="background:var(--c{hue})"></span> {shown_text(kind)}'
         for kind, hue in kinds.items()
     )
     pipeline = forecast.graph.pipeline
     title = "The step's timeline" if pipeline is None else "The pipeline's Gantt chart"
-    told = "" if pipeline is None else f" The pipeline: {_text(str(pipeline))}."
+    told = "" if pipeline is None else f" The pipeline: {shown_text(str(pipeline))}."
     left_out = len(forecast.simulation.plans) - len(rows) // 2
     more = f" {left_out} more are not drawn." if left_out else ""
     picture = _svg(
@@ -327,17 +328,21 @@ def _explore() -> str:
 def _traffic(plain: Mapping[str, Any]) -> str:
     total = plain["traffic_bytes"]["total"]
     rows = [
-        (_cell(_text(link), number=False), _cell(_bytes(nbytes)), _cell(_share(nbytes / total)))
+        (
+            text_cell(shown_text(link)),
+            number_cell(_bytes(nbytes)),
+            number_cell(_share(nbytes / total)),
+        )
         for link, nbytes in plain["traffic_bytes"]["by_link"].items()
     ]
-    return _table(
+    return table(
         "Traffic by link", "Payload of all ranks in a step", ("Link", ">Bytes", ">Share"), rows
     )
 
 
 def _dearest(forecast: Forecast) -> tuple[str, str]:
     """The tasks that take the most time of all ranks together."""
-    times = times_on(forecast.machine, forecast.ranks)
+    times = times_on(forecast.machine, forecast.ranks, forecast.backend)
     ops: dict[tuple[str, str, str], float] = {}
     collectives: dict[tuple[str, str, str], float] = {}
     for each in forecast.rank_classes.classes:
@@ -355,12 +360,12 @@ def _dearest(forecast: Forecast) -> tuple[str, str]:
             key = task.name, what, written(task.source)
             costs[key] = costs.get(key, 0.0) + runs * times.seconds(plan, task)
     return tuple(  # type: ignore[return-value]  # two of them
-        _table(
+        table(
             title,
             "Seconds of a step, all ranks together",
             ("Name", "Op", "Source line", ">Time"),
             [
-                (*(_cell(_text(word), number=False) for word in key), _cell(_time(seconds)))
+                (*(text_cell(shown_text(word)) for word in key), number_cell(_time(seconds)))
                 for key, seconds in sorted(costs.items(), key=lambda item: (-item[1], item[0]))[
                     :DEAREST
                 ]
@@ -374,17 +379,17 @@ def _dearest(forecast: Forecast) -> tuple[str, str]:
 def _lines(plain: Mapping[str, Any]) -> str:
     rows = [
         (
-            _cell(_text(line["source"] or "(no line)"), number=False),
-            _cell(_count(line["tasks"])),
-            _cell(_count(sum(line["collectives"].values()))),
-            _cell(_bytes(line["received_bytes"])),
-            _cell(_bytes(line["memory_bytes"])),
-            _cell(_time(line["seconds"])),
+            text_cell(shown_text(line["source"] or "(no line)")),
+            number_cell(_count(line["tasks"])),
+            number_cell(_count(sum(line["collectives"].values()))),
+            number_cell(_bytes(line["received_bytes"])),
+            number_cell(_bytes(line["memory_bytes"])),
+            number_cell(_time(line["seconds"])),
         )
         for line in sorted(plain["lines"], key=lambda line: -line["seconds"])
     ]
     heads = ("Source line", ">Tasks", ">Collectives", ">Received", ">Memory", ">Time")
-    return _table("By source line", "All ranks together", heads, rows)
+    return table("By source line", "All ranks together", heads, rows)
 
 
 def _parameters(forecast: Forecast) -> str:
@@ -407,40 +412,13 @@ def _parameters(forecast: Forecast) -> str:
                 ),
             )
     rows = [
-        (*(_cell(_text(word), number=False) for word in words), _cell(_bytes(sizes[name])))
+        (*(text_cell(shown_text(word)) for word in words), number_cell(_bytes(sizes[name])))
         for name, words in layouts.items()
     ]
     more = len(rows) - MOST_PARAMETERS
     caption = f"{len(rows)} parameters" + (f", {more} of them not shown" if more > 0 else "")
     heads = ("Name", "Type", "Placement", "Layout", ">Bytes on a rank, at most")
-    return _table("Layouts of parameters", caption, heads, rows[:MOST_PARAMETERS])
-
-
-def _table(title: str, caption: str, heads: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    """Heads that start with `>` are of numbers, which are aligned right."""
-    top = "".join(
-        f'<th scope="col" class="number">{head[1:]}</th>'
-        if head.startswith(">")
-        else f'<th scope="col">{head}</th>'
-        for head in heads
-    )
-    body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
-    if not body:
-        return f"<h2>{title}</h2><p>None.</p>"
-    # What may be larger than the page scrolls, also by keyboard.
-    return (
-        f'<h2>{title}</h2><div class="scroll" tabindex="0" role="region" aria-label="{title}">'
-        f"<table><caption>{caption}</caption><thead><tr>{top}</tr></thead>"
-        f"<tbody>{body}</tbody></table></div>"
-    )
-
-
-def _cell(html: str, *, number: bool = True) -> str:
-    return f'<td class="number">{html}</td>' if number else f"<td>{html}</td>"
-
-
-def _text(text: str) -> str:
-    return escape(text if len(text) <= 200 else f"{text[:200]}…")
+    return table("Layouts of parameters", caption, heads, rows[:MOST_PARAMETERS])
 
 
 def _data(value: float, shown: str) -> str:

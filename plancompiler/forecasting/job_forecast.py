@@ -19,10 +19,18 @@ from typing import Any
 from plancompiler.boxing.graph import BoxingTaskGraph
 from plancompiler.costs import Machine, chosen_machine, machine_names, machine_of
 from plancompiler.costs.machine import Source
+from plancompiler.costs.measured_tasks import ALONE, PROCESSES, THREADS
+from plancompiler.errors import UsageError
 from plancompiler.forecasting.memory import RankMemory, rank_memory
 from plancompiler.forecasting.rank_classes import RankClass, RankClasses, rank_classes
+from plancompiler.forecasting.sharing import uses_of
 from plancompiler.forecasting.task_time import TaskTimes
-from plancompiler.forecasting.traffic import Received, depends_on_data, received_in_step
+from plancompiler.forecasting.traffic import (
+    ClassLinks,
+    Received,
+    depends_on_data,
+    received_in_step,
+)
 from plancompiler.forecasting.user_lines import LineFigures, figures_by_line
 from plancompiler.ir import DType, Job
 from plancompiler.ir.task import TaskKind, pack_register_id, unpack_id
@@ -70,6 +78,8 @@ class Forecast:
     job: Job
     machine: Machine
     ranks: int
+    backend: str
+    """`threads` or `processes`."""
     classes: tuple[ClassForecast, ...]
     step_seconds: float
     bubble_fraction: float | None
@@ -136,7 +146,7 @@ class Forecast:
         return figures_by_line(
             ((each.plan, len(each.ranks)) for each in self.rank_classes.classes),
             self.machine,
-            times_on(self.machine, self.ranks),
+            times_on(self.machine, self.ranks, self.backend),
         )
 
     def json(self) -> dict[str, Any]:
@@ -180,14 +190,18 @@ def forecast(
     machine: Machine | str | os.PathLike[str] | None = None,
     *,
     ranks: int | None = None,
+    backend: str = THREADS,
 ) -> Forecast:
     """What a job takes on a machine: memory and traffic as they are, time as its figures say.
 
     `machine` is a name, a file or what was read of one; by default that of the job's config. It is
-    also the machine by which the job is compiled. `ranks` are at least those of the job. Raises
-    UsageError for a machine with fewer devices, and what compiling raises.
+    also the machine by which the job is compiled. `ranks` are at least those of the job. `backend`
+    says how ranks share a host where a machine's file tells them apart: as `threads` or as
+    `processes`. Raises UsageError for a machine with fewer devices, and what compiling raises.
     """
     begin = time.perf_counter()
+    if backend not in (THREADS, PROCESSES):
+        raise UsageError("unknown backend", got=repr(backend), expected=f"{THREADS} or {PROCESSES}")
     config = config_of(job)
     known = chosen_machine(config.machine if machine is None else machine)
     world_size = job.world_size if ranks is None else ranks
@@ -197,16 +211,19 @@ def forecast(
     job = replace(job, config=replace(config, machine=setting))
     graph = build_graph(job, world_size)
     classes = rank_classes(graph)
-    simulation, step_seconds = simulated_step(classes.plans, known, world_size, classes.stands_for)
+    simulation, step_seconds = simulated_step(
+        classes.plans, known, world_size, classes.stands_for, backend
+    )
     traffic: dict[str, float] = {}
+    by_class = ClassLinks(known, tuple(dict.fromkeys(placed.op.placement for placed in graph.ops)))
     parts = _parts_of_step(simulation, simulation.last_step, step_seconds)
     forecasts = []
     for each in classes.classes:
         received = 0.0
         for one in received_in_step(each.plan, known):
             received += one.nbytes
-            nbytes = one.nbytes * len(each.ranks)
-            traffic[one.link] = traffic.get(one.link, 0.0) + nbytes
+            for link, ranks in by_class.links(each.plan, one, each.ranks):
+                traffic[link] = traffic.get(link, 0.0) + one.nbytes * ranks
         memory = rank_memory(each.plan, known, lambda register: _slots_of(classes, register))
         compute, moving, exposed, waiting = parts.get(each.simulated, (0.0, 0.0, 0.0, 0.0))
         forecasts.append(
@@ -222,6 +239,7 @@ def forecast(
         job=job,
         machine=known,
         ranks=world_size,
+        backend=backend,
         classes=tuple(forecasts),
         step_seconds=step_seconds,
         bubble_fraction=idle / (world_size * step_seconds) if pipelined else None,
@@ -243,11 +261,12 @@ def simulated_step(
     machine: Machine,
     world_size: int,
     stands_for: Callable[[int], int] | None = None,
+    backend: str = THREADS,
 ) -> tuple[Simulation, float]:
     """Steps of plans under a virtual clock, and the seconds of one; of all ranks, or of those that
     stand for others (`simulate`).
     """
-    times = times_on(machine, world_size)
+    times = times_on(machine, world_size, backend)
     runs = sum(
         sum(
             plan.microbatches if plan.segments[task.segment].kind.per_microbatch else 1
@@ -260,20 +279,20 @@ def simulated_step(
         plans,
         lambda rank, task: times.seconds(plans[rank], task),
         steps=steps,
+        wake=lambda rank, stream: times.wake(plans[rank], stream),
+        uses=uses_of(plans, times, stands_for),
         stands_for=stands_for,
     )
     ends = [0.0] * steps
     for run in simulation.runs:
         ends[run.step] = max(ends[run.step], run.end)
-    return simulation, machine.host.step_seconds + (
-        ends[-1] if steps == 1 else (ends[-1] - ends[0]) / (steps - 1)
-    )
+    beside = max(times.step(plan) for plan in plans.values())
+    return simulation, beside + (ends[-1] if steps == 1 else (ends[-1] - ends[0]) / (steps - 1))
 
 
-def times_on(machine: Machine, ranks: int) -> TaskTimes:
-    """What tasks take where so many ranks are at work."""
-    # Ranks that share a host slow each other's kernels down.
-    return TaskTimes(machine, machine.host.slowdown if ranks > 1 else 1.0)
+def times_on(machine: Machine, ranks: int, backend: str = THREADS) -> TaskTimes:
+    """What tasks take where so many ranks are at work, as threads or as processes."""
+    return TaskTimes(machine, backend if ranks > 1 else ALONE)
 
 
 def _slots_of(classes: RankClasses, register: int) -> int:

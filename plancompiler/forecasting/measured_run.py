@@ -1,33 +1,82 @@
-"""A run of a forecast job on this host, to compare: what it holds and what its steps take."""
+"""A run of a job on this host, to learn from or to compare with: what it holds, what steps take."""
 
 from __future__ import annotations
 
 import gc
-import statistics
-import time
 import tracemalloc
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from plancompiler.executor.local_run import LocalWorld
+from plancompiler.executor.timeline import Timeline
 from plancompiler.forecasting.job_forecast import Forecast
+from plancompiler.ir import Job
 from plancompiler.lower.compile import compile_plans
+from plancompiler.plan.plan import Plan
 
-WARM_STEPS = 2
+WARM_STEPS = 7
 """Steps before those that are timed."""
+RUN_SECONDS = 0.5
+"""For about which a job is timed, where nothing else is asked for."""
+LEAST_STEPS, MOST_STEPS = 15, 255
+QUARTILE = 0.25
+"""Which quantile of the steps is said to be what a step takes: what else the machine does only adds
+to it."""
+
+
+class RunningJob(Protocol):
+    """A job at work, such as a session."""
+
+    @property
+    def step_seconds(self) -> list[float]:
+        """Of each step so far."""
+
+    @property
+    def plans(self) -> Mapping[int, Plan]:
+        """By rank."""
+
+    def run(self, steps: int) -> Iterable[object]:
+        """Run so many steps; what they put out."""
+
+    def timelines(self) -> tuple[Timeline, ...]:
+        """What was recorded."""
+
+
+class Open(Protocol):
+    """Starts a job; `plancompiler.running.session.run` does."""
+
+    def __call__(
+        self, job: Job, ranks: int, backend: str, *, record: bool, cache: bool
+    ) -> AbstractContextManager[RunningJob]:
+        """The job at work on so many ranks, `threads` or `processes`."""
+
+
+def run_steps(running: RunningJob, steps: int | None = None) -> float:
+    """Run a job warm, and then for so many steps, or about RUN_SECONDS; the seconds of a step."""
+    for _ in running.run(WARM_STEPS):
+        pass
+    if steps is None:
+        wanted = int(RUN_SECONDS / max(running.step_seconds[-1], 1e-6))
+        steps = min(MOST_STEPS, max(LEAST_STEPS, wanted))
+    before = len(running.step_seconds)
+    for _ in running.run(steps):
+        pass
+    return float(np.quantile(running.step_seconds[before:], QUARTILE))
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """What a run of a job came to, its ranks as threads of this process."""
+    """What a run of a job came to."""
 
     memory_bytes: int
-    """Of arrays of all ranks, once they are prepared: what NumPy took, as Python traced it."""
+    """Of arrays of all ranks, once they are prepared as threads: what NumPy took, as Python traced
+    it."""
     step_seconds: float
-    """The median of the timed steps."""
-    steps: int
+    """The lower quartile of the timed steps."""
 
     def json(self, forecast: Forecast) -> dict[str, Any]:
         """As `plancompiler forecast --check --json` adds it: `measured`, and `error`, which is
@@ -48,25 +97,31 @@ def total_memory(forecast: Forecast) -> int:
     return sum(each.count * each.memory.total for each in forecast.classes)
 
 
-def run_measured(forecast: Forecast, steps: int) -> MeasuredRun:
-    """Run the job of a forecast with a thread for each rank. A FeedError for a job that is fed."""
+def run_measured(forecast: Forecast, opened: Open, steps: int | None = None) -> MeasuredRun:
+    """Run the job of a forecast as its `backend` says. A FeedError for a job that is fed."""
+    held = held_memory(forecast)
+    # Tracing makes steps slower, so that they are timed in a run of their own.
+    return MeasuredRun(held, step_of(forecast, opened, steps))
+
+
+def step_of(forecast: Forecast, opened: Open, steps: int | None = None) -> float:
+    """What a step of the job of a forecast takes, in seconds."""
+    with opened(
+        forecast.job, forecast.ranks, forecast.backend, record=False, cache=False
+    ) as running:
+        return run_steps(running, steps)
+
+
+def held_memory(forecast: Forecast) -> int:
+    """Bytes of arrays of all ranks, once they are prepared."""
     plans = compile_plans(forecast.job, forecast.ranks).plans
     tracemalloc.start()
     try:
         before = _held_arrays()
         with LocalWorld(plans):
-            held = _held_arrays() - before
+            return _held_arrays() - before
     finally:
         tracemalloc.stop()
-    # Tracing makes steps slower, so that they are timed in a run of their own.
-    with LocalWorld(plans) as world:
-        world.run(WARM_STEPS)
-        seconds = []
-        for _ in range(steps):
-            begin = time.perf_counter()
-            world.run(1)
-            seconds.append(time.perf_counter() - begin)
-    return MeasuredRun(held, statistics.median(seconds), steps)
 
 
 def _held_arrays() -> int:

@@ -1,24 +1,28 @@
 """Classes of ranks: ranks that do alike are compiled and simulated once.
 
 Ranks of one slice have the same tasks; what differs is the size of their shards, and what they read
-of whom. Shards get no larger along a mesh axis, so where the first rank of a slice and the last one
-have equal tasks but for the numbers of ranks, so have all between them; what ranks read of each
-other may differ between, so that there more of them are looked at. Where tasks differ, the ranks
-are told apart by where they are along each mesh axis: first, second, last, or between. Where even
-those differ, all of them are looked at. Ranks of one class also talk to the same classes.
+of whom. Shards get no larger along a mesh axis. So where the first and the last rank of a box of
+the mesh have equal tasks but for the numbers of ranks, so have all between them; what ranks read of
+each other may differ between, so that there more of them are looked at. Boxes whose corners differ
+are cut, until all are of a kind: that takes as many looks as there are places where shards change
+their size, and not as many as there are ranks. Ranks of one class also have collectives with the
+same classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from plancompiler.boxing.graph import BoxingTaskGraph
 from plancompiler.boxing.slices import Slicer
 from plancompiler.ir import Placement
 from plancompiler.ir.shard import Region, region_shape
 from plancompiler.ir.task import TaskKind, unpack_id
-from plancompiler.lower.rank import compile_rank
+from plancompiler.lower.rank import plan_of_tasks
 from plancompiler.lower.rank_task_graph import RankTask, RankTaskGraph
 from plancompiler.lower.rebuild import rebuild_rank_task_graph
 from plancompiler.plan.plan import (
@@ -65,66 +69,70 @@ class RankClasses:
 
 
 def rank_classes(graph: BoxingTaskGraph) -> RankClasses:
-    """The classes of a graph's ranks. Time grows with the number of classes, and with the number of
-    ranks only where shards are uneven.
+    """The classes of a graph's ranks. Time grows with their number; with that of ranks it hardly
+    does, unless their shards are cut in other places than those that they read.
     """
     slicer = Slicer(graph)
     by_slice: dict[int, list[int]] = {}
     for rank in range(graph.world_size):
         by_slice.setdefault(id(slicer.for_rank(rank)), []).append(rank)
-    known: dict[int, RankTaskGraph] = {}
-
-    def tasks_of(rank: int) -> RankTaskGraph:
-        if rank not in known:
-            known[rank] = rebuild_rank_task_graph(slicer.for_rank(rank), rank)
-        return known[rank]
-
-    placements = {*(placed.op.placement for placed in graph.ops)}
-
-    def equal_throughout(ranks: list[int]) -> bool:
-        if len(ranks) == 1:
-            return True
-        first = tasks_of(ranks[0])
-        others = [ranks[-1]]
-        if _reads_parts(first):  # of neighbours, say, which the first and the last may lack
-            others += [ranks[1], ranks[len(ranks) // 2]]
-        return all(_form(tasks_of(rank)) == _form(first) for rank in others)
-
-    groups: list[list[int]] = []
+    placements = tuple(dict.fromkeys(placed.op.placement for placed in graph.ops))
+    known = _Known(slicer)
+    groups: list[_Group] = []
     for ranks in by_slice.values():
-        if equal_throughout(ranks):
-            groups.append(ranks)
-            continue
-        parts: dict[Hashable, list[int]] = {}
-        for part in _grouped(ranks, lambda rank: _where(placements, rank)):
-            if equal_throughout(part):
-                parts.setdefault(_form(tasks_of(part[0])), []).extend(part)
-            else:
-                for rank in part:
-                    parts.setdefault(_form(tasks_of(rank)), []).append(rank)
-        groups.extend(map(sorted, parts.values()))
+        boxes = _uniform_parts(_box_of(placements, ranks), known.form)
+        groups.extend(_grouped(boxes, known.form))
     while True:
-        groups.sort()
-        of_rank = _numbers(groups, graph.world_size)
-        refined = list(_refined(groups, known, of_rank))
+        groups.sort(key=_first)
+        of_rank = _numbers(map(_ranks, groups), graph.world_size)
+
+        def peers(rank: int, of_rank: Sequence[int] = of_rank) -> Hashable:
+            return _peers(known.tasks(rank), of_rank)
+
+        refined: list[_Group] = []
+        for group in groups:
+            boxes = (part for box in group for part in _uniform_parts(box, peers))
+            refined.extend(_grouped(boxes, peers))
         if len(refined) == len(groups):
             break
         groups = refined
     classes: list[RankClass] = []
-    for ranks in groups:
+    for ranks in map(_ranks, groups):
         shares = [ranks]
-        if len(ranks) > 1 and tasks_of(ranks[0]).outputs:
+        if len(ranks) > 1 and known.tasks(ranks[0]).outputs:
             # The one that reports outputs keeps them until then.
             shares = [ranks[:1], ranks[1:]]
         for share in shares:
-            plan = compile_rank(slicer.for_rank(share[0]), share[0])
+            plan = plan_of_tasks(known.tasks(share[0]))
             classes.append(RankClass(plan, tuple(share), ranks[0]))
-    return RankClasses(
-        tuple(classes), _numbers([list(each.ranks) for each in classes], graph.world_size)
-    )
+    return RankClasses(tuple(classes), _numbers((each.ranks for each in classes), graph.world_size))
 
 
-def _numbers(groups: list[list[int]], world_size: int) -> list[int]:
+class _Known:
+    """The tasks of the ranks that were looked at."""
+
+    def __init__(self, slicer: Slicer) -> None:
+        self._slicer = slicer
+        self._tasks: dict[int, RankTaskGraph] = {}
+        self._forms: dict[int, Hashable] = {}
+        self._distinct: dict[Hashable, Hashable] = {}
+        """Equal forms are one object, so that they are compared fast."""
+
+    def tasks(self, rank: int) -> RankTaskGraph:
+        known = self._tasks.get(rank)
+        if known is None:
+            known = rebuild_rank_task_graph(self._slicer.for_rank(rank), rank)
+            self._tasks[rank] = known
+        return known
+
+    def form(self, rank: int) -> Hashable:
+        if rank not in self._forms:
+            form = _form(self.tasks(rank))
+            self._forms[rank] = self._distinct.setdefault(form, form)
+        return self._forms[rank]
+
+
+def _numbers(groups: Iterable[Sequence[int]], world_size: int) -> list[int]:
     """The number of each rank's group."""
     of_rank = [0] * world_size
     for number, ranks in enumerate(groups):
@@ -133,47 +141,117 @@ def _numbers(groups: list[list[int]], world_size: int) -> list[int]:
     return of_rank
 
 
-def _refined(
-    groups: list[list[int]], known: Mapping[int, RankTaskGraph], of_rank: list[int]
-) -> Iterator[list[int]]:
-    """The groups, cut so that ranks of one talk to the same groups; only ranks whose tasks are
-    known can be told apart.
-    """
-    for ranks in groups:
-        if all(rank in known for rank in ranks):
-            yield from _grouped(ranks, lambda rank: _peers(known[rank], of_rank))
-        else:
-            yield ranks
+# --- boxes ----------------------------------------------------------------------------------------
 
 
-def _grouped(ranks: Iterable[int], key: Callable[[int], Hashable]) -> list[list[int]]:
-    groups: dict[Hashable, list[int]] = {}
-    for rank in ranks:
-        groups.setdefault(key(rank), []).append(rank)
+@dataclass(frozen=True)
+class _Box:
+    """Ranks of one slice with where they are along the axes of its meshes."""
+
+    ranks: np.ndarray[Any, np.dtype[np.int64]]
+    """Ascending."""
+    coordinates: np.ndarray[Any, np.dtype[np.int64]]
+    """[rank, axis], of all meshes."""
+
+    @property
+    def first(self) -> int:
+        return int(self.ranks[0])
+
+    @property
+    def middle(self) -> int:
+        return int(self.ranks[len(self.ranks) // 2])
+
+    def at(self, coordinates: np.ndarray[Any, np.dtype[np.int64]]) -> int | None:
+        """The rank that is there, if one is."""
+        places = np.flatnonzero((self.coordinates == coordinates).all(axis=1))
+        return int(self.ranks[places[0]]) if places.size else None
+
+    def nearest(self, axis: int, at: int) -> int:
+        """Of the ranks at a place along an axis the one that is first along the others."""
+        places = np.flatnonzero(self.coordinates[:, axis] == at)
+        return int(self.ranks[places[self.coordinates[places].sum(axis=1).argmin()]])
+
+    def cut(self, axis: int, at: int) -> tuple[_Box, _Box]:
+        """The ranks before a place along an axis, and those from it on."""
+        before = self.coordinates[:, axis] < at
+        return (
+            _Box(self.ranks[before], self.coordinates[before]),
+            _Box(self.ranks[~before], self.coordinates[~before]),
+        )
+
+
+_Group = list[_Box]
+"""Ranks that do alike."""
+
+
+def _first(group: _Group) -> int:
+    return min(box.first for box in group)
+
+
+def _ranks(group: _Group) -> list[int]:
+    return sorted(rank for box in group for rank in box.ranks.tolist())
+
+
+def _grouped(boxes: Iterable[_Box], key: Callable[[int], Hashable]) -> list[_Group]:
+    groups: dict[Hashable, _Group] = {}
+    for box in boxes:
+        groups.setdefault(key(box.first), []).append(box)
     return list(groups.values())
 
 
-def _where(placements: Iterable[Placement], rank: int) -> Hashable:
-    """Where a rank is along each axis of its meshes: first, second, last, or between (2)."""
-    return tuple(
-        tuple(
-            -1 if coordinate == extent - 1 else min(coordinate, 2)
-            for coordinate, extent in zip(
-                placement.coordinates(placement.parallel_id(rank)), placement.hierarchy, strict=True
-            )
-        )
-        for placement in placements
-        if rank in placement
-    )
+def _box_of(placements: Iterable[Placement], ranks: Sequence[int]) -> _Box:
+    axes: dict[bytes, np.ndarray[Any, np.dtype[np.int64]]] = {}
+    for placement in placements:
+        if ranks[0] in placement:
+            ids = np.array([placement.parallel_id(rank) for rank in ranks], np.int64)
+            for axis in np.unravel_index(ids, placement.hierarchy):
+                if (axis != axis[0]).any():
+                    axes.setdefault(axis.tobytes(), axis)
+    own = np.array(ranks, np.int64)
+    return _Box(own, np.stack(list(axes.values()), axis=1) if axes else own[:, None])
 
 
-def _reads_parts(graph: RankTaskGraph) -> bool:
-    """Whether a rank reads parts of other ranks' registers."""
-    shapes = {remote.id: remote.shape for remote in graph.remote_registers}
-    return any(
-        isinstance(task.spec, CopySpec) and region_shape(task.spec.region) != shapes[task.inputs[0]]
-        for task in graph.tasks
-    )
+def _uniform_parts(box: _Box, key: Callable[[int], Hashable]) -> Iterator[_Box]:
+    """Parts of a box in which all ranks have one key: what is between two corners that have the
+    same, and so have the second rank and the middle one. These two show that ranks on the diagonal
+    of a mesh, such as both corners, keep what others exchange.
+    """
+    if len(box.ranks) == 1:
+        yield box
+        return
+    low, high = box.coordinates.min(axis=0), box.coordinates.max(axis=0)
+    one, other = box.at(low), box.at(high)
+    if one is not None and other is not None:
+        looked_at = (other, int(box.ranks[1]), box.middle)
+        if all(key(rank) == key(one) for rank in looked_at):
+            yield box
+            return
+    for part in box.cut(*_cut(box, key, low, high)):
+        yield from _uniform_parts(part, key)
+
+
+def _cut(
+    box: _Box,
+    key: Callable[[int], Hashable],
+    low: np.ndarray[Any, np.dtype[np.int64]],
+    high: np.ndarray[Any, np.dtype[np.int64]],
+) -> tuple[int, int]:
+    """Along which axis to cut, and where: after the first rank where only that one differs, or else
+    in the middle.
+    """
+    axes = sorted(np.flatnonzero(low < high).tolist(), key=lambda axis: low[axis] - high[axis])
+    start = key(box.nearest(axes[0], int(low[axes[0]])))
+    for axis in axes:
+        end = key(box.nearest(axis, int(high[axis])))
+        if end != start:
+            places = box.coordinates[:, axis]
+            second = int(places[places > low[axis]].min())
+            if key(box.nearest(axis, second)) == end:
+                return axis, second
+            break
+    else:
+        axis = axes[0]
+    return axis, int(low[axis] + high[axis] + 1) // 2
 
 
 def _form(graph: RankTaskGraph) -> Hashable:
@@ -217,14 +295,10 @@ def _shapes(regions: tuple[Region, ...]) -> tuple[tuple[int, ...], ...]:
 
 
 def _peers(graph: RankTaskGraph, of_rank: Sequence[int]) -> Hashable:
-    """The classes that a rank talks to, one by one."""
+    """The classes with which a rank has collectives. Those that stand for the members must agree on
+    who they are, or some would wait for others that have no such collective.
+    """
     return (
-        tuple(of_rank[unpack_id(each.producer).rank] for each in graph.remote_registers),
-        tuple(
-            of_rank[unpack_id(task).rank]
-            for register in graph.registers.values()
-            for task in register.remote_consumers
-        ),
         tuple(
             tuple(sorted({of_rank[rank] for rank in each.ranks})) for each in graph.communicators
         ),

@@ -7,14 +7,19 @@ their own, taken to move what rings move (`costs.primitive`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
+
+import numpy as np
 
 from plancompiler.costs import Machine, link_between, primitive_cost
 from plancompiler.executor.comm.collective import CHUNKED_BYTES_OF_TWO
 from plancompiler.executor.comm.program import program_of
 from plancompiler.executor.comm.reduce import CHUNKED_BYTES
+from plancompiler.ir import Placement
 from plancompiler.ir.shard import balanced_range, element_count, region_shape
 from plancompiler.ir.task import Primitive, unpack_id
 from plancompiler.ops.registry import op_def
@@ -51,6 +56,108 @@ def link_name(machine: Machine, rank: int, peer: int) -> str:
     if machine.network is None or node is None or rank // node == peer // node:
         return WITHIN
     return BETWEEN
+
+
+_Numbers = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class ClassLinks:
+    """The links by which ranks of a class receive: which of those that they receive of are on their
+    node differs, though they do alike.
+    """
+
+    def __init__(self, machine: Machine, placements: Sequence[Placement]) -> None:
+        self._machine = machine
+        self._placements = placements
+        self._within: dict[tuple[int, int, tuple[int, ...]], int] = {}
+        """By the first rank of a class, the one of which it receives, and their group."""
+
+    def links(self, plan: Plan, one: Received, ranks: Sequence[int]) -> Iterator[tuple[str, int]]:
+        """(link, ranks that receive by it) of what the first of them receives as `one` says."""
+        spec = one.task.spec
+        members: tuple[int, ...] = ()
+        if isinstance(spec, CollectiveSpec) or (isinstance(spec, ComputeSpec) and spec.lanes):
+            members = plan.communicators[spec.communicator].ranks
+        key = ranks[0], one.peer, members
+        if key not in self._within:
+            in_ring = isinstance(spec, ComputeSpec) or self._machine.device.type != "cpu"
+            self._within[key] = self._count(one, members, in_ring, np.asarray(ranks))
+        within = self._within[key]
+        if within:
+            yield WITHIN, within
+        if within < len(ranks):
+            yield BETWEEN, len(ranks) - within
+
+    def _count(
+        self, one: Received, members: tuple[int, ...], in_ring: bool, ranks: _Numbers
+    ) -> int:
+        """How many have the one of which they receive on their node."""
+        node = self._machine.node.devices
+        if self._machine.network is None or node is None:
+            return len(ranks)
+        if members:
+            peers = self._in_group(members, one.peer, in_ring, ranks)
+        else:
+            peers = self._across(one.peer, ranks)
+        if peers is None:  # as the first of them
+            return len(ranks) if one.link == WITHIN else 0
+        return int((peers // node == ranks // node).sum())
+
+    def _in_group(
+        self, members: tuple[int, ...], peer: int, in_ring: bool, ranks: _Numbers
+    ) -> _Numbers | None:
+        """Of each rank the member of its own group that is to it what `peer` is to the first: as
+        far before it in a ring; else at the same place, or at the first one's where the rank itself
+        is at that.
+        """
+        groups = self._groups(members)
+        if groups is None:
+            return None
+        place = _places(groups)[ranks]
+        row, own = np.divmod(place, len(members))
+        there = members.index(peer)
+        shift = there - own[0]
+        other = (own + shift) % len(members) if in_ring else np.where(own == there, own[0], there)
+        return np.asarray(groups[row, other])
+
+    def _groups(self, members: tuple[int, ...]) -> _Numbers | None:
+        """All groups [group, member] of the mesh to which one belongs."""
+        for placement in self._placements:
+            if any(member not in placement for member in members):
+                continue
+            places = [placement.coordinates(placement.parallel_id(rank)) for rank in members]
+            axes = [axis for axis in range(placement.ndim) if len({at[axis] for at in places}) > 1]
+            if placement.group(members[0], axes) != members:
+                continue
+            last = range(placement.ndim - len(axes), placement.ndim)
+            return np.moveaxis(placement.ranks, axes, last).reshape(-1, len(members))
+        return None
+
+    def _across(self, peer: int, ranks: _Numbers) -> _Numbers | None:
+        """Of each rank the one that is as far from it in meshes of one shape as `peer` is from the
+        first: in those meshes in which that is nearest.
+        """
+        nearest: tuple[int, _Numbers] | None = None
+        for own, other in itertools.product(self._placements, repeat=2):
+            if other.hierarchy != own.hierarchy or peer not in other:
+                continue
+            if any(rank not in own for rank in ranks.tolist()):
+                continue
+            at = np.stack(np.unravel_index(_places(own.ranks)[ranks], own.hierarchy))
+            shift = np.array(other.coordinates(other.parallel_id(peer))) - at[:, 0]
+            there = at + shift[:, None]
+            far = int(np.abs(shift).sum())
+            within = (there >= 0) & (there < np.array(own.hierarchy)[:, None])
+            if within.all() and (nearest is None or far < nearest[0]):
+                nearest = far, np.asarray(other.ranks[tuple(there)])
+        return None if nearest is None else nearest[1]
+
+
+def _places(ranks: _Numbers) -> _Numbers:
+    """Rank → its place among all, counted in rows; -1 for others."""
+    places = np.full(int(ranks.max()) + 1, -1, np.int64)
+    places[ranks.ravel()] = np.arange(ranks.size)
+    return places
 
 
 def received_of_task(plan: Plan, task: Task, machine: Machine) -> Iterator[tuple[int, float]]:

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
-from plancompiler.errors import AttributeValueError, UsageError
+from plancompiler.errors import AttributeValueError, ShapeError, UsageError
 from plancompiler.frontend import functions
 from plancompiler.frontend.functions import linalg
 from plancompiler.frontend.functions.derived import Tensor
 from plancompiler.ir import DType, Placement
-from plancompiler.ir.operators import Scalar, TensorOperators, whole_numbers
+from plancompiler.ir.operators import Scalar, TensorOperators, filled, whole_numbers
 from plancompiler.ir.source import user_line
 from plancompiler.ir.tensor_methods import TensorMethods
 
@@ -32,7 +32,9 @@ _LISTS = ("Sequence[int]", "int | Sequence[int]", "Axes")
 
 
 def view(x: Tensor, *shape: Any) -> Tensor:
-    """The same elements in another shape, as `reshape`; one extent may be -1."""
+    """The same elements in another shape; one extent may be -1. ShapeError where they would have to
+    be copied, for which there is `reshape`.
+    """
     if len(shape) == 1 and isinstance(shape[0], (str, DType)):
         raise UsageError(
             "the bytes of a tensor are not read as another dtype",
@@ -42,10 +44,26 @@ def view(x: Tensor, *shape: Any) -> Tensor:
             expected="extents",
             hint="x.to(dtype) converts the numbers",
         )
-    return x.reshape(*shape)
+    return _shared("view", x.reshape(*shape))
 
 
 def view_as(x: Tensor, other: TensorOperators) -> Tensor:
+    """The same elements in the shape of another tensor; see `view`."""
+    return _shared("view_as", x.reshape(other.shape))
+
+
+def _shared(name: str, made: Tensor) -> Tensor:
+    if not getattr(made, "is_view", True):  # values of a job have no memory to share
+        raise ShapeError(
+            f"{name} would have to copy the elements, which do not lie in row-major order",
+            op=name,
+            source=user_line(),
+            hint="x.reshape(...) copies where it must; so does x.contiguous() before",
+        )
+    return made
+
+
+def reshape_as(x: Tensor, other: TensorOperators) -> Tensor:
     """The same elements in the shape of another tensor."""
     return x.reshape(other.shape)
 
@@ -143,12 +161,15 @@ def type_as(x: Tensor, other: TensorOperators) -> Tensor:
 
 
 def contiguous(x: Tensor) -> Tensor:
-    """The tensor itself: how a rank lays out its part is no matter of the program."""
-    return x
+    """The tensor itself if it is contiguous, else a copy."""
+    either: Any = x  # eager tensors have a method of their own
+    return x if either.is_contiguous() else functions.clone(x)
 
 
 def is_contiguous(x: TensorOperators) -> bool:
-    """True: see `contiguous`."""
+    """Whether the elements lie in row-major order, which only views of eager tensors may not; the
+    same in every layout.
+    """
     return True
 
 
@@ -199,7 +220,7 @@ def new_full(x: Tensor, shape: Any, value: Scalar, *, dtype: Any = None, **optio
         value = float(value)
     elif kind is DType.BOOL:
         value = bool(value)
-    return x._full(extents, kind, value)  # noqa: SLF001  # what every tensor has
+    return filled(x, value, extents, kind)
 
 
 def new_zeros(x: Tensor, *shape: Any, dtype: Any = None, **options: Any) -> Tensor:
@@ -268,10 +289,9 @@ _OWN: Mapping[str, Method] = {
         for each in (
             *(contiguous, cpu, cuda, dim, element_size, expand_as, is_contiguous, new_empty),
             *(new_full, new_ones, new_zeros, numel, repeat, t, to, type_as, view, view_as, where),
-            is_floating_point,
+            *(is_floating_point, reshape_as),
         )
     },
-    "reshape_as": view_as,
     "ndimension": dim,
     "nelement": numel,
 }

@@ -46,6 +46,13 @@ _CALLED: Mapping[str, str] = {
     "unsafe_split": "pc.split(x, sizes)",
     "unsafe_split_with_sizes": "pc.split(x, sizes)",
     "zero": "x.zero_()",
+    "data": "x.detach(), or x under `with pc.no_grad():`",
+    "flat": "x.view(-1), or x.reshape(-1)",
+    "solution": "what pc.linalg.lstsq(a, b) returns, which is the solution",
+    "init": "init= of layers and of pc.nn.Parameter; p.value.uniform_(), normal_() and copy_() "
+    "under `with pc.no_grad():` set what is there",
+    "utils": "optimizer.step(clip_norm=...) or pc.clip_by_global_norm(grads, max_norm) to clip; "
+    "pc.nn.pad_sequence and pack_padded_sequence are in pc.nn",
     "array_equiv": "pc.array_equal(x, y)",
     "array_split": "pc.tensor_split(x, parts, axis)",
     "as_tensor": "pc.tensor(array, placement, sbp)",
@@ -258,10 +265,53 @@ _ABSENT: Mapping[str, str] = {
 """Kinds of names, as patterns, that nothing here stands for, by the reason."""
 
 
+_OF_PARAMETERS: Mapping[str, str] = {
+    "data": "use p.value under `with pc.no_grad():`, or p.value.detach()",
+    **dict.fromkeys(("requires_grad", "requires_grad_"), "use p.trainable, or module.freeze()"),
+}
+"""What is said of attributes of PyTorch's parameters that are not those of the tensor."""
+_OF_MODULES: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("to", "cuda", "cpu", "to_empty"), "use module.place(placement), with an SBP for each name"
+    ),
+    **dict.fromkeys(
+        ("half", "float", "double", "bfloat16", "type"),
+        "give dtype= to the layers; pc.Config(precision=...) says in which a job computes",
+    ),
+    **dict.fromkeys(
+        ("buffers", "named_buffers"),
+        "use named_parameters(): buffers are those that are a pc.nn.Buffer",
+    ),
+    **dict.fromkeys(("get_parameter", "get_buffer"), "use dict(module.named_parameters())[name]"),
+    "register_buffer": "use self.name = pc.nn.Buffer(shape, init=array); self.name.value is the "
+    "tensor",
+    "register_parameter": "use self.name = pc.nn.Parameter(shape)",
+    **dict.fromkeys(("add_module", "register_module"), "use setattr(module, name, child)"),
+    "get_submodule": "use dict(module.named_modules())[name]",
+    "requires_grad_": "use module.freeze(), or module.freeze(False)",
+    "zero_grad": "use optimizer.zero_grad()",
+    "compile": "use pc.compile(function)",
+    **dict.fromkeys(
+        ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"),
+        "define forward in a class of your own; x.register_hook(function) sees gradients",
+    ),
+}
+"""What to do about the methods of PyTorch's modules that ours do not have."""
+
+
 def unknown_name(owner: str, name: str) -> UnknownNameError:
-    """The error for a name that an owner does not have: `pc`, `pc.nn`, `x` for a tensor."""
-    what = {"pc": "plancompiler", "x": "a tensor"}.get(owner, owner)
-    meant = meaning(owner, name)
+    """The error for a name that an owner does not have: `pc`, `pc.nn`, `x` for a tensor,
+    `parameter`, or a module as `a Linear`.
+    """
+    what = {"pc": "plancompiler", "x": "a tensor", "parameter": "a parameter"}.get(owner, owner)
+    if owner == "parameter":
+        meant: str | None = _OF_PARAMETERS.get(name, f"use p.value.{name}: p.value is the tensor")
+    elif owner.startswith("a "):
+        return UnknownNameError(
+            f"{what} has no {name!r}", source=user_line(), hint=_OF_MODULES.get(name)
+        )
+    else:
+        meant = meaning(owner, name)
     return UnknownNameError(
         f"{what} has no {name!r}",
         source=user_line(),

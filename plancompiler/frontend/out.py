@@ -39,8 +39,9 @@ def takes_out(function: Function) -> Function:
     The function itself names `out` in its signature for those who read it, and is never given one.
     """
 
-    spelled = spellings_of(function)
-    along_axis = _works_along_axis(function)
+    signature = inspect.signature(function)
+    spelled = spellings_of(signature)
+    along_axis = _works_along_axis(signature)
 
     @wraps(function)
     def call(*args: Any, **named: Any) -> Any:
@@ -64,14 +65,15 @@ def takes_out(function: Function) -> Function:
             raise refused from failure
 
     call.__doc__ = (function.__doc__ or "").rstrip() + _HELP
+    # Who asks for it next, such as the table of methods, need not put it together again.
+    vars(call)["__signature__"] = signature
     return cast("Function", call)
 
 
-def _works_along_axis(function: Callable[..., Any]) -> bool:
+def _works_along_axis(signature: inspect.Signature) -> bool:
     """Whether a function takes a tensor and an axis of it, and makes tensors as of one element of
     a vector.
     """
-    signature = inspect.signature(function)
     first, *others = signature.parameters.values()
     return (
         first.annotation == "Tensor"

@@ -77,7 +77,6 @@ class JobBuilder:
         self._shared: dict[object, tuple[Value, ...]] = {}
         self._source: SourceLine | None = None
         self._origin = NO_ORIGIN
-        self._shown_paths: dict[str, str] = {}
 
     # The Tracer protocol.
 
@@ -265,7 +264,7 @@ class JobBuilder:
 
     def source_line(self) -> SourceLine:
         """The user's line that is being recorded."""
-        return user_line(self._shown_paths) if self._source is None else self._source
+        return user_line() if self._source is None else self._source
 
     def finish(self) -> Job:
         """The checked job: ops that influence no output, update or variable are left out."""

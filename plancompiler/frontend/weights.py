@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from plancompiler.errors import DataError
-from plancompiler.frontend.nn.module import Module, Parameter
+from plancompiler.frontend.nn.module import Buffer, Module, Parameter
 from plancompiler.frontend.stored import Stored
 from plancompiler.ir import TensorType
 from plancompiler.ir.arguments import path_text
 from plancompiler.ir.source import user_line
 from plancompiler.ir.strict_json import JsonObject, parse_json
-from plancompiler.ir.whole_file import naming_output, write_whole
+from plancompiler.ir.whole_file import naming_output, read_file, write_whole
 from plancompiler.ops.initializer import initialize
 from plancompiler.ops.stored import stored_tensor, tensors_of_file
 from plancompiler.plan.arrays import StoredTensor, array_pieces
@@ -72,6 +72,8 @@ def load_weights(
     missing, wrong = [], []
     for parameter, own in several.items():
         given = {name: places[name] for name in own if name in places}
+        if not given and isinstance(parameter, Buffer) and not parameter.saved:
+            continue
         if not given:
             missing.append(f"{own[0]} {_type_of(parameter)}")
             continue
@@ -196,12 +198,7 @@ def _of_files(files: list[Path]) -> dict[str, Place]:
 
 def _of_index(index: Path) -> dict[str, Place]:
     what = f"the index {index}"
-    try:
-        text = index.read_bytes()
-    except OSError as error:
-        raise DataError(
-            "an index of weights cannot be read", got=f"{index}: {error.strerror or error}"
-        ) from None
+    text = read_file("an index of weights", index, DataError)
     value = parse_json(text, what, error=DataError, max_bytes=_MAX_INDEX)
     listed = JsonObject(value, what, DataError).inner("weight_map")
     files: dict[str, Mapping[str, StoredTensor]] = {}

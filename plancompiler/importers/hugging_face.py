@@ -24,9 +24,9 @@ from plancompiler.ir.arguments import is_file
 _LABELS_OF_CLASSES = ("ForImageClassification", "ForSequenceClassification")
 
 
-def from_folder(folder: Path, batch: int, length: int) -> ImportedModel:
+def from_folder(folder: Path, batch: int, length: int, parts: bool = False) -> ImportedModel:
     """The model of a folder, with its weights, for batches of `batch` examples of `length` tokens
-    or of images; it computes the loss where its class has labels.
+    or of images; it computes the loss where its class has labels. `parts` is that of `from_torch`.
 
     ModelImportError where the folder has no configuration of a class of transformers, or one that
     needs other inputs; DataError where its weights do not fit.
@@ -45,13 +45,13 @@ def from_folder(folder: Path, batch: int, length: int) -> ImportedModel:
         with torch.device("meta"):
             module = kind(config).to(torch.float32).eval()
         example = _example(torch, kind, config, batch, length)
-        model = from_torch(module, example)
+        model = from_torch(module, example, parts=parts)
         entries = weight_entries(folder)
         names = _names_in(module, model)
         if {names(entry) for entry in entries} <= {None, *model.tensors}:
             load_weights(model, folder, names=names)
         else:
-            model = from_torch(_loaded(torch, kind, config, folder), example)
+            model = from_torch(_loaded(torch, kind, config, folder), example, parts=parts)
     model.configurations = {
         name: (folder / name).read_bytes() for name in CONFIGURATIONS if is_file(folder / name)
     }

@@ -103,6 +103,9 @@ class ImportedModel(ImportedModule):
                 self._graphs[size] = self._traced(size)
             graph = self._graphs[size]
         tensors = dict(self.named_parameters(remove_duplicate=False))
+        if not isinstance(current_recorder(), JobBuilder):
+            # Gradients need what buffers were before they change in place.
+            given |= {name: tensors[graph.parameters[name]].value.clone() for name in graph.mutated}
         run = GraphRun(graph, self.rules, given, tensors)
         run.run()
         for value, new in graph.mutated.items():
@@ -335,7 +338,14 @@ class GraphRun:
     def _result(self, node: Node) -> Any:
         rule = self._rules[node.target]
         if node.target == "getitem":
-            return self.value(node.args[0].name)[node.args[1]]
+            part = self.value(node.args[0].name)[node.args[1]]
+            if part is None and any(kind is not None for kind in node.types):
+                raise ModelImportError(
+                    "a rule leaves out a result that the model uses",
+                    got=f"result {node.args[1]} of {node.args[0].name}",
+                    hint="replace the rule by one that computes it",
+                )
+            return part
         named = {ref.name: self.value(ref.name) for ref in node.refs}
         tensors = [each for each in named.values() if isinstance(each, TensorOperators)]
         tensors += [one for each in named.values() if isinstance(each, tuple) for one in each]
@@ -374,6 +384,8 @@ class GraphRun:
         by_name = filled(dict(node.kwargs), operand)
         if rule.typed:
             by_name["result"] = node.types[0]
+        if rule.placed:
+            by_name["placement"] = home
         return rule.function(*positional, **by_name)
 
     def _constant(
@@ -408,7 +420,7 @@ def without_repeats(array: Array) -> Array:
     """The array with extent 1 along each axis along which it repeats."""
     for axis in range(array.ndim):
         if array.shape[axis] > 1:
-            first = array.take([0], axis)
+            first = array[(slice(None),) * axis + (slice(1),)]  # `take` would copy the array
             if (array.strides[axis] == 0) or bool(
                 np.array_equal(array, np.broadcast_to(first, array.shape))
             ):

@@ -7,7 +7,11 @@ stops, a call is put. A function f with a derivative of its own becomes
     stop(f(x)) + derivative(stop(x))(zero(x)),
 
 where zero(x) is 0 and has the gradient of x: the value is that of f, and the gradient is the one
-that the author wrote.
+that the author wrote. The x with a x = b that somebody's `custom_linear_solve` gives becomes
+
+    y + solve(zero(b) - zero(a y)) with y = stop(solve(stop(b))),
+
+which has the gradient of the equation, and not that of the way in which it is solved.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from plancompiler.errors import ModelImportError
+from plancompiler.importers.jaxpr_rewriting import Rewriting
 from plancompiler.ir.source import user_line
 
 STOP_GRADIENT = "plancompiler.stop_gradient"
@@ -27,80 +32,68 @@ _PLAIN = frozenset({"relu"})
 """Functions of JAX that the reader of StableHLO knows by their names."""
 
 
-def with_gradients_marked(
-    jax: Any, core: Any, call: Callable[[str, Any], Any], closed: Any
-) -> Callable[..., Any]:
-    """A traced function, with its rules of gradients written as operations.
-
-    `jax` and `core` are JAX and its module `jax.extend.core`; `call` applies a custom call, by its
-    target, to an array.
-    """
-    return _Marking(jax, core, call).function(closed)
+def with_gradients_marked(rewriting: Rewriting, closed: Any) -> Any:
+    """A traced function, with its rules of gradients written as operations."""
+    return rewriting.closed(closed, _Marking(rewriting).equation)
 
 
 class _Marking:
-    def __init__(self, jax: Any, core: Any, call: Callable[[str, Any], Any]) -> None:
-        self._jax = jax
-        self._core = core
-        self._call = call
+    def __init__(self, rewriting: Rewriting) -> None:
+        self._rewriting = rewriting
+        self._jax = rewriting.jax
+        self._core = rewriting.core
+        self._call = rewriting.call
         self._own = str(Path(self._jax.__file__).parent)
-
-    def function(self, closed: Any) -> Callable[..., Any]:
-        marked: Callable[..., Any] = self._core.jaxpr_as_fun(self._closed(closed))
-        return marked
 
     def _stop(self, x: Any) -> Any:
         return self._call(STOP_GRADIENT, x)
 
-    def _closed(self, closed: Any) -> Any:
-        return self._core.ClosedJaxpr(self._jaxpr(closed.jaxpr), closed.consts)
-
-    def _jaxpr(self, jaxpr: Any) -> Any:
-        return jaxpr.replace(eqns=[self._equation(each) for each in jaxpr.eqns])
-
-    def _equation(self, equation: Any) -> Any:
+    def equation(self, equation: Any) -> Any:
+        """What takes the place of an equation; None where it stays."""
         name = equation.primitive.name
+        instead = self._rewriting.in_place_of
         if name == "stop_gradient":
-            return self._in_place_of(equation, self._stop)
+            return instead(equation, self._stop)
+        if name == "custom_linear_solve":
+            return instead(equation, self._solved(equation))
         if name in ("custom_jvp_call", "custom_vjp_call"):
             where = str(
                 getattr(equation.params["call_jaxpr"].jaxpr.debug_info, "func_src_info", "")
             )
             if self._own not in where or where.partition(" ")[0] not in _PLAIN:
-                return self._in_place_of(equation, self._with_own_derivative(equation, where))
-        params = {key: self._parameter(each) for key, each in equation.params.items()}
-        return equation.replace(params=params)
+                return instead(equation, self._with_own_derivative(equation, where))
+        return None
 
-    def _parameter(self, value: Any) -> Any:
-        if isinstance(value, self._core.ClosedJaxpr):
-            return self._closed(value)
-        if isinstance(value, self._core.Jaxpr):
-            return self._jaxpr(value)
-        if isinstance(value, (tuple, list)) and any(
-            isinstance(each, (self._core.ClosedJaxpr, self._core.Jaxpr)) for each in value
-        ):
-            return type(value)(self._parameter(each) for each in value)
-        return value
-
-    def _in_place_of(self, equation: Any, function: Callable[..., Any]) -> Any:
-        """An equation that applies a function to the same operands."""
-        jax = self._jax
-        kinds = [
-            jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=_sharding(each, jax))
-            for each in (variable.aval for variable in equation.invars)
-        ]
-        traced = jax.make_jaxpr(jax.jit(function))(*kinds)
-        (made,) = traced.jaxpr.eqns
-        if traced.consts or len(made.outvars) != len(equation.outvars):
-            raise ModelImportError(
-                "a function with a derivative of its own uses arrays that are no arguments of it",
-                source=user_line(),
-                got=str(equation.primitive.name),
-                hint="give these arrays to it as arguments",
-            )
-        return made.replace(
-            invars=equation.invars, outvars=equation.outvars, source_info=equation.source_info
+    def _solved(self, equation: Any) -> Callable[..., Any]:
+        core = self._core
+        functions, counts = equation.params["jaxprs"], equation.params["const_lengths"]
+        before = counts.matvec + counts.vecmat
+        rewriting = self._rewriting
+        product, solve = (
+            core.jaxpr_as_fun(rewriting.closed(each, self.equation))
+            for each in (functions.matvec, functions.solve)
         )
+
+        def solved(*operands: Any) -> Any:
+            of_product = operands[: counts.matvec]
+            of_solve = [
+                self._stop(each) if self._moves(each) else each
+                for each in operands[before : before + counts.solve]
+            ]
+            right = operands[before + counts.solve + counts.transpose_solve :]
+            known = [self._stop(x) for x in solve(*of_solve, *map(self._stop, right))]
+            made = product(*of_product, *known)
+            rest = [
+                self._call(MOVING_ZERO, b) - self._call(MOVING_ZERO, y)
+                for b, y in zip(right, made, strict=True)
+            ]
+            return [x + y for x, y in zip(known, solve(*of_solve, *rest), strict=True)]
+
+        return solved
+
+    def _moves(self, x: Any) -> bool:
+        numpy = self._jax.numpy
+        return bool(numpy.issubdtype(x.dtype, numpy.floating))
 
     def _with_own_derivative(self, equation: Any, where: str) -> Callable[..., Any]:
         jax, core = self._jax, self._core
@@ -116,11 +109,7 @@ class _Marking:
                 if not isinstance(each, core.Literal)
             }
             given = [by_variable[each] for each in unique]
-            moving = [
-                at
-                for at, x in enumerate(given)
-                if jax.numpy.issubdtype(x.dtype, jax.numpy.floating)
-            ]
+            moving = [at for at, x in enumerate(given) if self._moves(x)]
             still = [self._stop(x) if at in moving else x for at, x in enumerate(given)]
 
             def of_moving(*some: Any) -> Any:
@@ -158,12 +147,3 @@ class _Marking:
                 ) from error
 
         return guarded
-
-
-def _sharding(kind: Any, jax: Any) -> Any:
-    """The sharding of a type, where its mesh has axes whose shardings are part of types."""
-    sharding = getattr(kind, "sharding", None)
-    if sharding is None or getattr(sharding.mesh, "empty", True):
-        return None
-    explicit = jax.sharding.AxisType.Explicit in sharding.mesh.axis_types
-    return sharding if explicit else None

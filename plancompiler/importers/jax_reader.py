@@ -6,6 +6,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from os import PathLike
 from pathlib import Path
@@ -17,6 +18,9 @@ from plancompiler.errors import ModelImportError, UsageError
 from plancompiler.importers.graph import Array, Fields, Ref
 from plancompiler.importers.imported_module import ImportedModel
 from plancompiler.importers.jax_gradients import with_gradients_marked
+from plancompiler.importers.jax_linear_algebra import with_linear_algebra_called
+from plancompiler.importers.jax_shard_map import without_shard_map
+from plancompiler.importers.jaxpr_rewriting import Rewriting
 from plancompiler.importers.stablehlo import (
     DTYPES,
     HloBlock,
@@ -31,6 +35,7 @@ from plancompiler.importers.stablehlo import (
 from plancompiler.importers.stablehlo_reader import Leaf, model_of
 from plancompiler.ir import UNKNOWN_SOURCE, DType, SourceLine, TensorType
 from plancompiler.ir.source import shown_path, user_line
+from plancompiler.ir.whole_file import read_file
 
 _LINE = re.compile(r'"([^"]+)":(\d+):\d+')
 _BYTECODE = b"ML\xefR"
@@ -117,8 +122,11 @@ class _Jax:
             given = [leaves[at][1] for at in arrays]
             traced = jax.jit(of_arrays, keep_unused=True).trace(*given)
             core = importlib.import_module("jax.extend.core")
-            marked = with_gradients_marked(jax, core, _custom_call, traced.jaxpr)
-            lowered = jax.jit(marked, keep_unused=True).trace(*given).lower()
+            rewriting = Rewriting(jax, core, _custom_call)
+            closed = traced.jaxpr
+            for rewrite in (without_shard_map, with_gradients_marked, with_linear_algebra_called):
+                closed = rewrite(rewriting, closed)
+            lowered = jax.jit(core.jaxpr_as_fun(closed), keep_unused=True).trace(*given).lower()
         except ModelImportError:
             raise
         except Exception as error:
@@ -128,6 +136,7 @@ class _Jax:
                 got=f"{type(error).__name__}: {' '.join(str(error).split())}"[:600],
             ) from error
         program = self.program(lowered.compiler_ir("stablehlo"))
+        program = replace(program, meshes={**rewriting.meshes, **program.meshes})
         return self._model(program, names, example, parameters, traced.out_tree, _name_of(function))
 
     def exported(self, content: bytes) -> Any:
@@ -285,21 +294,35 @@ class _Jax:
         return _ModuleReading(self.ir).program(module)
 
 
-def _custom_call(target: str, x: Any) -> Any:
-    """A call with this target of an array, which gives one of the same type."""
-    return _call_primitive(target).bind(x)
+def _custom_call(target: str, *operands: Any, kinds: Any = None, config: str = "") -> Any:
+    """See `jaxpr_rewriting.CustomCall`."""
+    made = _call_primitive(target).bind(*operands, kinds=kinds, config=config)
+    return made[0] if kinds is None else made
 
 
 @lru_cache
 def _call_primitive(target: str) -> Any:
     primitive = importlib.import_module("jax.extend.core").Primitive(target)
-    primitive.def_abstract_eval(lambda kind: kind)
+    primitive.multiple_results = True
+    shaped = importlib.import_module("jax.core").ShapedArray
+
+    def typed(*given: Any, kinds: Any, config: str) -> Any:
+        return list(given) if kinds is None else [shaped(each.shape, each.dtype) for each in kinds]
+
+    primitive.def_abstract_eval(typed)
     stablehlo = importlib.import_module("jaxlib.mlir.dialects.stablehlo")
+    mlir = importlib.import_module("jax.interpreters.mlir")
+    ir = importlib.import_module("jaxlib.mlir.ir")
 
-    def lowered(context: Any, x: Any) -> Any:
-        return stablehlo.CustomCallOp([x.type], [x], target).results
+    def lowered(context: Any, *given: Any, kinds: Any, config: str) -> Any:
+        types = [
+            ir.RankedTensorType.get(each.shape, mlir.dtype_to_ir_type(each.dtype))
+            for each in context.avals_out
+        ]
+        text = ir.StringAttr.get(config)
+        return stablehlo.CustomCallOp(types, list(given), target, backend_config=text).results
 
-    importlib.import_module("jax.interpreters.mlir").register_lowering(primitive, lowered)
+    mlir.register_lowering(primitive, lowered)
     return primitive
 
 
@@ -371,14 +394,7 @@ def _numbers(parameters: Any, names: Sequence[str]) -> frozenset[int]:
 
 def _file(path: Path) -> bytes | str:
     """The content of a file: StableHLO as text, or bytes."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ModelImportError(
-            "a file with a program cannot be read",
-            source=user_line(),
-            got=f"{path}: {error.strerror or error}",
-        ) from None
+    content = read_file("a file with a program", path, ModelImportError, user_line())
     try:
         return content if content.startswith(_BYTECODE) else content.decode() + "\n"
     except UnicodeDecodeError:

@@ -22,7 +22,7 @@ from plancompiler.importers.rules import Rule
 from plancompiler.importers.trial import require_rules, try_graph
 from plancompiler.ir import DType, NdSbp, Placement, SourceLine, TensorType
 from plancompiler.ir.strict_json import parse_json
-from plancompiler.ir.whole_file import write_whole
+from plancompiler.ir.whole_file import read_file, write_whole
 from plancompiler.ops.stored import stored_tensor
 from plancompiler.plan.arrays import array_pieces
 from plancompiler.plan.compiled_plans import MODEL_FILE
@@ -52,6 +52,7 @@ def write_model(model: ImportedModel, folder: Path) -> None:
             "key": key,
             "type": _type(TensorType(parameter.shape, parameter.dtype)),
             "buffer": isinstance(parameter, Buffer),
+            "saved": not isinstance(parameter, Buffer) or parameter.saved,
             "trainable": parameter.trainable,
             "missing": initial is None,
             "file_shape": list(parameter.file_shape),
@@ -100,13 +101,7 @@ def write_model(model: ImportedModel, folder: Path) -> None:
 def read_model(folder: Path, rules: Mapping[str, Rule]) -> ImportedModel:
     """The model of a folder. ModelImportError for what is no such folder, or needs other rules."""
     file = folder / MODEL_FILE
-    try:
-        text = file.read_bytes()
-    except OSError as error:
-        raise ModelImportError(
-            "the folder of an imported model cannot be read",
-            got=f"{file}: {error.strerror or error}",
-        ) from None
+    text = read_file("the folder of an imported model", file, ModelImportError)
     described = parse_json(
         text,
         f"the model in {file}",
@@ -138,7 +133,7 @@ def _model(described: dict[str, Any], weights: str, rules: Mapping[str, Rule]) -
             kind = _read_type(each["type"])
             init = "missing" if each["missing"] else Stored(weights, key)
             made[key] = (
-                Buffer(kind.shape, kind.dtype, init)
+                Buffer(kind.shape, kind.dtype, init, saved=bool(each.get("saved", True)))
                 if each["buffer"]
                 else Parameter(kind.shape, kind.dtype, init, trainable=bool(each["trainable"]))
             )

@@ -42,6 +42,7 @@ from plancompiler.importers.trial import try_graph
 from plancompiler.ir import DType, NdSbp, Placement, SourceLine, TensorType
 from plancompiler.ir.source import user_line
 from plancompiler.ir.value import ACTIVE_TRACER
+from plancompiler.ir.whole_file import read_file
 
 OLDEST_OPSET, NEWEST_OPSET = 7, 28
 """Opsets of the standard's operators whose meaning the rules have."""
@@ -210,14 +211,7 @@ def _proto(onnx: Any, model: Any) -> tuple[Any, Path | None, str]:
         if isinstance(model, (str, PathLike)):
             file = Path(model)
             folder, label = file.parent, file.name
-            try:
-                content = file.read_bytes()
-            except OSError as error:
-                raise ModelImportError(
-                    "an ONNX file cannot be read",
-                    source=user_line(),
-                    got=f"{file}: {error.strerror or error}",
-                ) from None
+            content = read_file("an ONNX file", file, ModelImportError, user_line())
         else:
             content = bytes(model)
         proto = onnx.ModelProto()

@@ -738,7 +738,7 @@ def _diagonal(x: Any, term: str) -> tuple[Any, str]:
             first = labels.index(letter)
             second = labels.index(letter, first + 1)
             others = [axis for axis in range(x.ndim) if axis not in (first, second)]
-            x = f.diagonal(x.transpose([*others, first, second]))
+            x = f.diagonal(x, 0, first, second)
             labels = [*(labels[axis] for axis in others), letter]
     if not dots:
         return x, "".join(labels)

@@ -2,6 +2,7 @@
 
     no-ops        copies, casts to the same dtype, views of the same shape
     linear        a product with a transposed weight, and one between two reshapes
+    heads         products of matrices for which batch and heads were merged into one axis
     rms_norm      pow, mean, rsqrt and two multiplications
     gelu          its approximation by tanh, written with seven operations
     grouped heads keys and values copied for each head of queries that shares them
@@ -50,7 +51,14 @@ _TRANSPOSES: dict[str, tuple[Any, ...]] = {
 def recognized(graph: Graph) -> Graph:
     """The graph with these patterns replaced, without nodes that nobody needs."""
     graph = _without_noops(graph)
-    for rewrite in (_transposed_weight, _linear_between_reshapes, _rms_norm, _gelu, _grouped_heads):
+    for rewrite in (
+        _transposed_weight,
+        _linear_between_reshapes,
+        _merged_heads,
+        _rms_norm,
+        _gelu,
+        _grouped_heads,
+    ):
         graph = _rewritten(graph, rewrite)
     return graph
 
@@ -159,6 +167,40 @@ def _linear_between_reshapes(view: View, node: Node) -> Node | None:
         return None
     args = (flattened.args[0], weight, bias)
     return replace(node, target="imported.linear.untransposed", args=args, kwargs={})
+
+
+def _merged_heads(view: View, node: Node) -> Node | None:
+    """Products of matrices whose leading axes were merged for them: of the tensors as they were, as
+    a merged axis cannot be split by heads.
+    """
+    product = view.maker(node.args[0], "aten.bmm.default", "aten.baddbmm.default")
+    if node.target not in _VIEWS or product is None or view.uses[product.name] != 1:
+        return None
+    *bias, x, y = product.args
+    turned = view.maker(y, "aten.transpose.int")
+    if turned is not None and sorted(axis % 3 for axis in turned.args[1:]) == [1, 2]:
+        y = turned.args[0]
+    else:
+        turned = None
+    merged = [view.maker(each, *_VIEWS) for each in (x, y)]
+    if merged[0] is None or merged[1] is None:
+        return None
+    first, second = merged[0].args[0], merged[1].args[0]
+    left, right, result = view.type(first), view.type(second), node.types[0]
+    if left is None or right is None or result is None or left.shape[:-2] != right.shape[:-2]:
+        return None
+    count = math.prod(left.shape[:-2])
+    flat = [(count, *kind.shape[-2:]) for kind in (left, right)]
+    types = [view.type(each) for each in (x, y)]
+    if (
+        len(left.shape) < 4
+        or [kind.shape for kind in types if kind is not None] != flat
+        or result.shape != (*left.shape[:-1], right.shape[-2 if turned else -1])
+    ):
+        return None
+    kwargs = {**product.kwargs, "turned": turned is not None}
+    args = (first, second, *bias)
+    return replace(node, target="imported.matmul.apart", args=args, kwargs=kwargs)
 
 
 def _rms_norm(view: View, node: Node) -> Node | None:

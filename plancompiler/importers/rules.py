@@ -28,6 +28,8 @@ class Rule:
     """Operands broadcast, and take the dtype of the result before anything is computed."""
     typed: bool = False
     """The function takes `result`, the type of the result."""
+    placed: bool = False
+    """The function takes `placement`, where it is computed: what has no operands needs it."""
     known: tuple[int, ...] = ()
     """Positions of arguments whose values decide about shapes: they are constants of the model,
     and come as NumPy arrays."""
@@ -66,14 +68,18 @@ def onnx_rule(
         for name in names:
             domain, _, operator = name.rpartition(".")
             target = f"{domain or ONNX_DOMAIN}.{operator}.{since}"
-            ONNX_RULES[target] = Rule(function, arrays, promotes, typed, tuple(known))
+            ONNX_RULES[target] = Rule(function, arrays, promotes, typed, known=tuple(known))
         return function
 
     return define
 
 
 def torch_rule(
-    *targets: str, arrays: bool = False, promotes: bool = False, typed: bool = False
+    *targets: str,
+    arrays: bool = False,
+    promotes: bool = False,
+    typed: bool = False,
+    placed: bool = False,
 ) -> Callable[[Defined], Defined]:
     """Decorates the rule of operations of PyTorch: `@pc.torch_rule("mylib.scale.default")`.
 
@@ -81,7 +87,8 @@ def torch_rule(
     or a tuple of them. A rule replaces an older one. With `arrays`, arguments that are known when
     the model is imported come as NumPy arrays. With `promotes`, tensors are cast to the dtype of
     the result first. With `typed`, the function takes the keyword `result`: shape and dtype of the
-    result. UsageError for a name that is no `namespace.op.overload`.
+    result. With `placed` it takes the keyword `placement`, for tensors that are made of nothing.
+    UsageError for a name that is no `namespace.op.overload`.
     """
     for target in targets:
         if target.count(".") != 2 and target != "getitem":
@@ -93,7 +100,7 @@ def torch_rule(
 
     def define(function: Defined) -> Defined:
         for target in targets:
-            TORCH_RULES[target] = Rule(function, arrays, promotes, typed)
+            TORCH_RULES[target] = Rule(function, arrays, promotes, typed, placed)
         return function
 
     return define

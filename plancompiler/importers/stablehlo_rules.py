@@ -16,6 +16,7 @@ import numpy as np
 from plancompiler.errors import UsageError
 from plancompiler.frontend import functions as f
 from plancompiler.frontend.trace import constant
+from plancompiler.importers import stablehlo_linear_algebra_rules  # noqa: F401  # fill the table
 from plancompiler.importers.rules import STABLEHLO_RULES, stablehlo_rule
 from plancompiler.importers.stablehlo import Sharding
 from plancompiler.ir import DType, TensorType
@@ -23,6 +24,9 @@ from plancompiler.ir.operators import TensorOperators
 from plancompiler.ops.registry import apply_source
 
 __all__ = ["BROADCASTING", "ELEMENTWISE", "STABLEHLO_RULES"]
+
+_BEFORE = frozenset(STABLEHLO_RULES)
+"""Rules of linear algebra, and of a program that gave its own before it imported anything."""
 
 
 def _refused(what: str, got: object, expected: str) -> UsageError:
@@ -363,9 +367,9 @@ stablehlo_rule("stablehlo.convert", typed=True)(_convert)
 stablehlo_rule("stablehlo.reduce_precision")(_reduce_precision)
 stablehlo_rule("imported.float_of_bits", typed=True)(_float_of_bits)
 
-ELEMENTWISE = frozenset(STABLEHLO_RULES)
-"""Operations on the elements of operands of one shape: the rules so far. Where an operand is full
-of one number, the rule gets that number."""
+ELEMENTWISE = frozenset(STABLEHLO_RULES) - _BEFORE
+"""Operations on the elements of operands of one shape: the rules of this file so far. Where an
+operand is full of one number, the rule gets that number."""
 
 
 def _bitcast(x: Any, result: TensorType) -> Any:
@@ -1221,6 +1225,9 @@ def _sharding_constraint(x: Any, axes: Sequence[Sequence[str]], open: bool = Fal
 
 
 stablehlo_rule("sdy.sharding_constraint")(_sharding_constraint)
+stablehlo_rule("custom_call.plancompiler.split")(
+    lambda x, backend_config: _sharding_constraint(x, [[name] for name in backend_config.split()])
+)
 
 
 @stablehlo_rule("custom_call.plancompiler.moving_zero")

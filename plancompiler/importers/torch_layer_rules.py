@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from plancompiler.errors import UsageError
 from plancompiler.frontend.functions import assembly
 from plancompiler.frontend.nn import functional as f
 from plancompiler.frontend.nn.functional import recurrence
@@ -260,14 +259,11 @@ def _recurrent(kind: str, **attrs: str) -> Callable[..., Any]:
         batch_first: bool,
     ) -> Any:
         directions = 2 if bidirectional else 1
-        each = 4 if has_biases else 2
-        if len(params) != each * num_layers * directions:
-            raise UsageError(
-                "the importer knows no recurrent layer like this",
-                got=f"{len(params)} weights",
-                expected=f"{each * num_layers * directions}: states that are not projected",
-            )
-        weights = [params[at : at + each] for at in range(0, len(params), each)]
+        each = len(params) // (num_layers * directions)
+        weights = [list(params[at : at + each]) for at in range(0, len(params), each)]
+        for one in weights:
+            if not has_biases:
+                one[2:2] = [None, None]
         given = list(states) if kind == "lstm" else [states]
         x = x.transpose((1, 0, 2)) if batch_first else x
         rate = dropout if train else 0.0

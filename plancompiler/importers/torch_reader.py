@@ -13,21 +13,26 @@ import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from os import PathLike
+from os import PathLike, fspath
 from typing import Any
 
-from plancompiler.errors import ModelImportError, UsageError
+from plancompiler.errors import ModelImportError, PlanCompilerError, UsageError
 from plancompiler.frontend.nn.module import Buffer, Parameter
+from plancompiler.importers.constant_masks import masks_as_places, refuse_changing_masks
 from plancompiler.importers.flat_program import flat_program
 from plancompiler.importers.fused_linear import with_parts
 from plancompiler.importers.graph import Array, Fields, Graph, Node, Ref, live_nodes
 from plancompiler.importers.imported_module import Arguments, ImportedModel
 from plancompiler.importers.meta_buffers import computed_buffers
+from plancompiler.importers.own_gradients import own_gradients_refused
 from plancompiler.importers.recognition import recognized
+from plancompiler.importers.running_averages import averages_of_all_batches
+from plancompiler.importers.shared_memory import refuse_shared_memory
 from plancompiler.importers.torch_rules import TORCH_RULES
 from plancompiler.importers.trial import require_rules, try_graph
 from plancompiler.ir import UNKNOWN_SOURCE, DType, SourceLine, TensorType
 from plancompiler.ir.source import shown_path, user_line
+from plancompiler.ir.whole_file import regular_file
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _ASSERTIONS = ("aten._assert", "aten.sym_constrain", "aten._print", "aten.sym_size")
@@ -172,11 +177,14 @@ def _torch() -> Any:
 def _exported(torch: Any, module: Any, example: Any) -> Any:
     """The exported program with functional operations, and no submodules."""
     own = not isinstance(module, torch.export.ExportedProgram)
+    masks: Collection[str] = ()
+    read = not isinstance(module, torch.nn.Module)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if isinstance(module, (str, PathLike)):
             try:
-                module = torch.export.load(module)
+                with regular_file(fspath(module)) as file:
+                    module = torch.export.load(file)
             except Exception as error:
                 raise ModelImportError(
                     "PyTorch cannot load an exported program",
@@ -192,7 +200,14 @@ def _exported(torch: Any, module: Any, example: Any) -> Any:
                     torch.Tensor, lambda tensor: tensor.to("meta"), (args, kwargs)
                 )
             try:
-                module = torch.export.export(module, args, kwargs, strict=False)
+                with (
+                    averages_of_all_batches(torch),
+                    masks_as_places(torch, module) as masks,
+                    own_gradients_refused(torch, module),
+                ):
+                    module = torch.export.export(module, args, kwargs, strict=False)
+            except ModelImportError:
+                raise
             except Exception as error:
                 raise ModelImportError(
                     f"PyTorch cannot export {type(module).__name__}",
@@ -208,7 +223,24 @@ def _exported(torch: Any, module: Any, example: Any) -> Any:
                 got=type(module).__name__,
                 expected="an nn.Module, an ExportedProgram or the path of a .pt2 file",
             )
-        return flat_program(torch, module, TORCH_RULES, own)
+        try:
+            flat = flat_program(torch, module, TORCH_RULES, own)
+        except PlanCompilerError:
+            raise
+        except Exception as error:
+            # PyTorch fails for some buffers that share memory, too.
+            buffers = module.graph_signature.buffers
+            refuse_shared_memory(torch, module, buffers, read)
+            raise ModelImportError(
+                "PyTorch cannot write an exported program with operations that change nothing",
+                source=user_line(),
+                got=_first_lines(error),
+                expected="tensors that change in place to be buffers, inputs or made in forward",
+            ) from error
+    changing = flat.graph_signature.buffers_to_mutate.values()
+    refuse_shared_memory(torch, flat, changing, read)
+    refuse_changing_masks(masks, changing)
+    return flat
 
 
 def _arguments(torch: Any, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -317,7 +349,8 @@ class _Reader:
             elif not str(node.target).startswith(_ASSERTIONS) and not self._fold(node):
                 nodes.append(self._node(node))
         returned, changed = self._outputs(output, signature)
-        types = {value: self._type(program.state_dict[each]) for value, each in parameters.items()}
+        stored = {**program.constants, **program.state_dict}
+        types = {value: self._type(stored[each]) for value, each in parameters.items()}
         graph = Graph(inputs, parameters, {}, tuple(nodes), returned, changed, types)
         graph = recognized(replace(graph, nodes=live_nodes(graph)))
         if self._parts:
@@ -341,12 +374,18 @@ class _Reader:
         made: dict[Any, Parameter] = {}
         tensors: dict[str, Parameter] = {}
         names = {spec.target for spec in program.graph_signature.input_specs}
-        for name, tensor in program.state_dict.items():
+        stored = dict(program.state_dict)
+        unsaved = self._changing_unsaved()
+        for name in unsaved:
+            given = program.constants[name]
+            known = given if given.device.type != "meta" else self._computed.get(name, given)
+            stored[name] = known
+        for name, tensor in stored.items():
             if name not in names:
                 continue
             key: Any = id(tensor)
             if tensor.device.type != "meta" and tensor.numel():
-                key = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
+                key = tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), type(tensor)
             if key not in made:
                 kind = self._type(tensor)
                 init = "missing" if tensor.device.type == "meta" else _array(torch, tensor).copy()
@@ -354,9 +393,15 @@ class _Reader:
                     trainable = tensor.requires_grad and kind.dtype.is_floating
                     made[key] = Parameter(kind.shape, kind.dtype, init, trainable=trainable)
                 else:
-                    made[key] = Buffer(kind.shape, kind.dtype, init)
+                    made[key] = Buffer(kind.shape, kind.dtype, init, saved=name not in unsaved)
             tensors[name] = made[key]
         return tensors
+
+    def _changing_unsaved(self) -> list[str]:
+        """Buffers that change and are not in state dicts, such as caches."""
+        signature = self._program.graph_signature
+        mutated = set(signature.buffers_to_mutate.values())
+        return [name for name in signature.non_persistent_buffers if name in mutated]
 
     def _keep_known(self, value: str, name: str) -> None:
         """Keep a constant of the program, or a buffer that is not saved."""
@@ -414,9 +459,15 @@ class _Reader:
 
         args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), value)
         with torch.no_grad():
-            result = node.target(*args, **kwargs)
+            if torch.Tag.pointwise in tags:
+                result = _pointwise(torch, node.target, args, kwargs)
+            else:
+                try:
+                    result = node.target(*args, **kwargs)
+                except RuntimeError:  # a view of what lies otherwise in memory than in the export
+                    result = node.target(*_in_order(torch, args), **kwargs)
         if isinstance(result, torch.Tensor):
-            self._constants[node.name] = result
+            self._constants[node.name] = _without_copies(result)
         else:
             self._numbers[node.name] = result
         return True
@@ -425,6 +476,13 @@ class _Reader:
         target = str(node.target)
         if "getitem" in target:
             target = "getitem"
+        if target.startswith("aten.as_strided") and not _lies_in_order(node.args[0].meta["val"]):
+            raise ModelImportError(
+                "a view by strides of a tensor whose elements do not lie in order in memory",
+                got=f"{target} of {node.args[0]}",
+                source=self._source(node),
+                hint="call contiguous() first, or use view, transpose and slices",
+            )
         value = node.meta.get("val")
         values = value if isinstance(value, (tuple, list)) else (value,)
         return Node(
@@ -512,6 +570,46 @@ class _Reader:
             for number, each in enumerate(args)
         }
         return Arguments({**template, **kwargs}, inputs)
+
+
+def _without_copies(tensor: Any) -> Any:
+    """The tensor with one element in memory for those that are equal along an axis."""
+    shape = tensor.shape
+    for axis, size in enumerate(shape):
+        if size > 1 and tensor.numel() > size:
+            first = tensor.narrow(axis, 0, 1)
+            if tensor.stride(axis) == 0 or bool((tensor == first).all()):
+                tensor = first
+    return tensor.expand(shape)
+
+
+def _pointwise(torch: Any, target: Any, args: Any, kwargs: Any) -> Any:
+    """A function of each element, computed once for elements that are one in memory: a mask that
+    is expanded over a large batch stays as small as it was.
+    """
+    shapes = []
+
+    def small(argument: Any) -> Any:
+        if not isinstance(argument, torch.Tensor):
+            return argument
+        shapes.append(argument.shape)
+        for axis, stride in enumerate(argument.stride()):
+            if stride == 0 and argument.shape[axis] > 1:
+                argument = argument.narrow(axis, 0, 1)
+        return argument
+
+    result = target(*map(small, args), **{name: small(each) for name, each in kwargs.items()})
+    return result.expand(torch.broadcast_shapes(*shapes)) if shapes else result
+
+
+def _in_order(torch: Any, args: Any) -> Any:
+    """Arguments whose elements lie in order in memory."""
+    tensor = torch.Tensor
+    return [each.contiguous() if isinstance(each, tensor) else each for each in args]
+
+
+def _lies_in_order(tensor: Any) -> bool:
+    return bool(tensor.is_contiguous()) and tensor.storage_offset() == 0
 
 
 def _attribute(module: Any, path: str) -> Any:

@@ -12,9 +12,15 @@ import numpy as np
 from plancompiler.errors import UsageError
 from plancompiler.frontend import functions as f
 from plancompiler.frontend import nn
+from plancompiler.frontend.functions import assembly
 from plancompiler.frontend.trace import constant
-from plancompiler.importers import torch_layer_rules  # noqa: F401  # fills the table, too
+from plancompiler.importers import (  # fill the table, too
+    torch_layer_rules,  # noqa: F401
+    torch_linear_algebra_rules,  # noqa: F401
+    torch_random_rules,  # noqa: F401
+)
 from plancompiler.importers.graph import Array
+from plancompiler.importers.imported_module import without_repeats
 from plancompiler.importers.rules import TORCH_RULES, define, torch_rule
 from plancompiler.ir import DType, TensorType
 from plancompiler.ir.operators import TensorOperators
@@ -51,9 +57,7 @@ def _div(x: Any, y: Any, rounding_mode: str | None = None) -> Any:
         return f.div(x, y)
     if rounding_mode == "floor":
         return f.floor_divide(x, y)
-    if isinstance(x, TensorOperators) and x.dtype.is_floating:
-        return f.trunc(f.div(x, y))
-    raise _refused("division", rounding_mode, "rounding_mode None or 'floor'")
+    return f.div(x, y, rounding_mode=rounding_mode)
 
 
 def _power(x: Any, exponent: Any) -> Any:
@@ -73,15 +77,26 @@ def _gelu(x: Any, approximate: str = "none") -> Any:
 
 
 def _softplus(x: Any, beta: float = 1, threshold: float = 20) -> Any:
-    if threshold < 15:  # above it PyTorch takes x itself, which is the same to float32's rounding
-        raise _refused("softplus", threshold, "a threshold of at least 15")
-    return f.softplus(x) if beta == 1 else f.softplus(x * beta) * (1 / beta)
+    soft = f.softplus(x) if beta == 1 else f.softplus(x * beta) * (1 / beta)
+    if threshold >= 15:  # above it PyTorch takes x itself, which is the same to float32's rounding
+        return soft
+    return f.where(f.greater(x * beta, threshold), x, soft)
 
 
 def _elu(x: Any, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Any:
     if scale != 1 or input_scale != 1:
         raise _refused("elu", (scale, input_scale), "scale 1")
     return f.elu(x, alpha)
+
+
+def _clipped(x: Any, low: Any = None, high: Any = None) -> Any:
+    if isinstance(low, TensorOperators) or isinstance(high, TensorOperators):
+        # At a bound, x has the gradient.
+        x = x if low is None else f.where(f.less(x, low), low, x)
+        return x if high is None else f.where(f.greater(x, high), high, x)
+    # Between bounds in the wrong order, PyTorch takes the upper one.
+    wrong = low is not None and high is not None and low > high
+    return f.full_like(x, high) if wrong else f.clip(x, low, high)
 
 
 def _glu(x: Any, dim: int = -1) -> Any:
@@ -98,13 +113,24 @@ define(
         "aten.div.Tensor aten.div.Scalar": _div,
         "aten.div.Tensor_mode aten.div.Scalar_mode": _div,
         "aten.floor_divide.default": f.floor_divide,
-        "aten.remainder.Scalar aten.remainder.Tensor": f.remainder,
+        "aten.remainder.Scalar aten.remainder.Tensor aten.remainder.Scalar_Tensor": f.remainder,
         "aten.fmod.Scalar aten.fmod.Tensor": f.fmod,
         "aten.pow.Tensor_Scalar": _power,
         "aten.pow.Tensor_Tensor aten.pow.Scalar": f.pow,
         "aten.minimum.default aten.min.other": f.minimum,
         "aten.maximum.default aten.max.other": f.maximum,
         "aten.atan2.default": f.atan2,
+        "aten.copysign.Tensor aten.copysign.Scalar": f.copysign,
+        "aten.hypot.default": f.hypot,
+        "aten.heaviside.default": f.heaviside,
+        "aten.fmax.default": f.fmax,
+        "aten.fmin.default": f.fmin,
+        "aten.logaddexp.default": f.logaddexp,
+        "aten.logaddexp2.default": f.logaddexp2,
+        "aten.xlogy.Tensor aten.xlogy.Scalar_Self aten.xlogy.Scalar_Other": f.xlogy,
+        "aten.logit.default": f.logit,
+        "aten.frac.default": lambda x: x - f.trunc(x),
+        "aten.round.decimals": lambda x, decimals: f.round(x * 10**decimals) / 10**decimals,
         "aten.lerp.Scalar aten.lerp.Tensor": f.lerp,
         "aten.gelu.default": _gelu,
         "aten.softplus.default": _softplus,
@@ -112,8 +138,9 @@ define(
         "aten.silu.default": f.silu,
         "aten.leaky_relu.default": lambda x, slope=0.01: f.leaky_relu(x, slope),
         "aten.hardtanh.default": lambda x, low=-1, high=1: f.hardtanh(x, low, high),
-        "aten.clamp.default aten.clip.default aten.clamp_min.default": f.clip,
-        "aten.clamp_max.default": lambda x, high: f.clip(x, None, high),
+        "aten.clamp.default aten.clip.default aten.clamp_min.default aten.clamp.Tensor": _clipped,
+        "aten.clamp_min.Tensor": _clipped,
+        "aten.clamp_max.default aten.clamp_max.Tensor": lambda x, high: _clipped(x, None, high),
         "aten.addcmul.default": lambda x, y, z, value=1: x + _scaled(y * z, value),
         "aten.addcdiv.default": lambda x, y, z, value=1: x + _scaled(y / z, value),
         "aten.nan_to_num.default": lambda x, nan=0.0, posinf=None, neginf=None: f.nan_to_num(
@@ -123,15 +150,17 @@ define(
     promotes=True,
 )
 _OF_ONE = (
-    "abs acos acosh asin asinh atan atanh ceil cos cosh erf exp exp2 expm1 floor hardsigmoid "
-    "hardswish log log10 log1p log2 mish neg reciprocal relu relu6 round rsqrt selu sigmoid sign "
-    "sin sinh sqrt square tan tanh trunc"
+    "abs acos acosh asin asinh atan atanh ceil cos cosh digamma erf erfc erfinv exp exp2 expm1 "
+    "floor hardsigmoid hardswish lgamma log log10 log1p log2 mish neg reciprocal relu relu6 round "
+    "rsqrt selu sigmoid sign sin sinc sinh sqrt square tan tanh trunc"
 )
 """Functions of one tensor that have one name in both."""
 for _name in _OF_ONE.split():
     torch_rule(f"aten.{_name}.default", promotes=True)(getattr(f, _name))
 torch_rule("aten.log_sigmoid.default", promotes=True)(f.logsigmoid)
 define({"aten.glu.default": _glu})
+define({f"aten.{_name}.default": getattr(f, _name) for _name in ("deg2rad", "rad2deg", "signbit")})
+define({f"aten.special_{_name}.default": getattr(f, _name) for _name in ("entr", "log_ndtr")})
 
 
 def _kind(dtype: DType) -> int:
@@ -208,7 +237,13 @@ define(
         "aten.bitwise_or.Tensor aten.bitwise_or.Scalar aten.__or__.Tensor aten.__or__.Scalar": (
             f.bitwise_or
         ),
-        "aten.bitwise_xor.Tensor aten.bitwise_xor.Scalar": f.bitwise_xor,
+        "aten.bitwise_xor.Tensor aten.bitwise_xor.Scalar aten.__xor__.Tensor aten.__xor__.Scalar": (
+            f.bitwise_xor
+        ),
+        "aten.__lshift__.Scalar aten.bitwise_left_shift.Tensor_Scalar": lambda x, y: x * (1 << y),
+        "aten.__rshift__.Scalar aten.bitwise_right_shift.Tensor_Scalar": lambda x, y: (
+            f.floor_divide(x, 1 << y)
+        ),
         "aten.isnan.default": f.isnan,
         "aten.isinf.default": f.isinf,
         "aten.isfinite.default": f.isfinite,
@@ -232,23 +267,30 @@ torch_rule(
     "aten.float.default",
     typed=True,
 )(_cast)
+
+
+@torch_rule("aten.dropout.default")
+def _dropped(x: Any, p: float, train: bool) -> Any:
+    if not train or p == 0:
+        return x
+    return f.full_like(x, 0.0) if p == 1 else f.dropout(x, p)
+
+
+def _no(p: float) -> Any:
+    raise _refused("dropout of whole features", p, "p = 0")
+
+
 define(
     {
         "aten.clone.default aten.alias.default aten.contiguous.default aten.lift_fresh_copy.default"
         " aten.lift_fresh.default aten.positive.default": _same,
         "aten.detach.default aten.detach_.default": f.stop_gradient,
-        "aten.dropout.default": lambda x, p, train: f.dropout(x, p) if train and p else x,
-        "aten.native_dropout.default": lambda x, p, train: (
-            f.dropout(x, p) if train and p else x,
-            None,
+        "aten.native_dropout.default": lambda x, p, train: (_dropped(x, p, train), None),
+        "aten.feature_dropout.default": lambda x, p, train: (
+            _dropped(x, p, train) if p in (0, 1) or not train else _no(p)
         ),
-        "aten.feature_dropout.default": lambda x, p, train: x if not train or not p else _no(p),
     }
 )
-
-
-def _no(p: float) -> Any:
-    raise _refused("dropout of whole features", p, "p = 0")
 
 
 def _filled(x: Any, result: TensorType, value: Any = 0) -> Any:
@@ -268,7 +310,9 @@ def _like(value: int | None) -> Callable[..., Any]:
 torch_rule("aten.zeros_like.default", "aten.new_zeros.default", typed=True)(_like(0))
 torch_rule("aten.ones_like.default", "aten.new_ones.default", typed=True)(_like(1))
 torch_rule("aten.full_like.default", "aten.new_full.default", typed=True)(_like(None))
-torch_rule("aten.empty_like.default", typed=True)(_like(0))
+torch_rule("aten.empty_like.default", "aten.new_empty.default", "aten.zero.default", typed=True)(
+    _like(0)
+)
 
 
 @torch_rule("aten.fill.Tensor", "aten.fill.Scalar", "aten.copy.default", typed=True)
@@ -320,10 +364,11 @@ def _selected(x: Any, dim: int, index: int) -> Any:
 def _slice_scattered(
     x: Any, part: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Any:
-    if step != 1:
-        raise _refused("slice_scatter", step, "step 1")
     at = _at(x, dim)
     first, last = _bounds(x.shape[at], start, end)
+    if step != 1:
+        places = constant(np.arange(first, last, step), DType.INT64, x.placement)
+        return f.index_copy(x, places, part, at)
     pieces = (_sliced(x, at, 0, first), part, _sliced(x, at, last, None))
     return f.concat([each for each in pieces if each.shape[at]], at)
 
@@ -355,10 +400,6 @@ def _cut(x: Any, sizes: int | Sequence[int], dim: int = 0) -> Any:
     return f.split(x, sizes, dim)
 
 
-def _chunked(x: Any, chunks: int, dim: int = 0) -> Any:
-    return f.split(x, -(-x.shape[dim] // chunks), dim)
-
-
 def _repeated(x: Any, repeats: Sequence[int]) -> Any:
     lead = len(repeats) - x.ndim
     return f.tile(x.reshape([1] * lead + list(x.shape)) if lead else x, repeats)
@@ -386,12 +427,8 @@ define(
         ),
         "aten.narrow.int": lambda x, dim, start, length: _sliced(x, dim, start, start + length),
         "aten.split.Tensor aten.split_with_sizes.default aten.split.sizes": _cut,
-        "aten.chunk.default": _chunked,
+        "aten.chunk.default": f.chunk,
         "aten.unbind.int": lambda x, dim=0: f.unbind(x, dim),
-        "aten.cat.default aten.concat.default": lambda tensors, dim=0: f.concat(
-            [each for each in tensors if each.shape != (0,)], dim
-        ),
-        "aten.stack.default": lambda tensors, dim=0: f.stack(tensors, dim),
         "aten.repeat.default": _repeated,
         "aten.repeat_interleave.self_int": lambda x, repeats, dim=None, output_size=None: (
             f.repeat_interleave(x if dim is not None else x.reshape(-1), repeats, dim or 0)
@@ -400,11 +437,25 @@ define(
         "aten.roll.default": f.roll,
         "aten.tril.default": lambda x, diagonal=0: f.tril(x, diagonal),
         "aten.triu.default": lambda x, diagonal=0: f.triu(x, diagonal),
-        "aten.diagonal.default": lambda x, offset=0: f.diagonal(x, offset),
+        "aten.diagonal.default": lambda x, offset=0, dim1=0, dim2=1: f.diagonal(
+            x, offset, dim1, dim2
+        ),
         "getitem": operator.getitem,
     }
 )
 
+
+def _joined(join: Callable[..., Any]) -> Callable[..., Any]:
+    def rule(tensors: Sequence[Any], dim: int = 0, *, result: TensorType) -> Any:
+        # PyTorch skips empty vectors, whatever the axes of the others.
+        wanted = [each for each in tensors if each.shape != (0,)] or list(tensors)[:1]
+        return join([_cast(each, result=result) for each in wanted], dim)
+
+    return rule
+
+
+torch_rule("aten.cat.default", "aten.concat.default", typed=True)(_joined(f.concat))
+torch_rule("aten.stack.default", typed=True)(_joined(f.stack))
 
 # --- reductions -----------------------------------------------------------------------------------
 
@@ -416,7 +467,8 @@ def _reduction(reduce: Callable[..., Any]) -> Callable[..., Any]:
         # Sums are wanted in the dtype of the result.
         if result.dtype is not x.dtype and result.dtype is not DType.BOOL:
             x = x.cast(result.dtype)
-        return reduce(x, _axes(x, dim), keepdim)
+        # Whole numbers are summed in 64 bits, and may be wanted in fewer.
+        return _cast(reduce(x, _axes(x, dim), keepdim), result=result)
 
     return rule
 
@@ -430,9 +482,12 @@ for _name, _truth in {"any": f.any, "all": f.all}.items():
     torch_rule(*_targets, typed=True)(_reduction(_truth))
 
 
-def _extremes(reduce: Callable[..., Any], place: Callable[..., Any]) -> Callable[..., Any]:
+def _extremes(place: Callable[..., Any]) -> Callable[..., Any]:
     def rule(x: Any, dim: int, keepdim: bool = False) -> Any:
-        return reduce(x, dim, keepdim), place(x, dim, keepdim).cast(DType.INT64)
+        where = place(x, dim, True).cast(DType.INT64)
+        # Of several extremes that are equal the one that is named has the gradient.
+        best = f.gather(x, _at(x, dim), where)
+        return (best, where) if keepdim else (f.squeeze(best, dim), f.squeeze(where, dim))
 
     return rule
 
@@ -455,6 +510,17 @@ def _spread(measure: Callable[..., Any]) -> Callable[..., Any]:
     return rule
 
 
+def _statistics(measure: Callable[..., Any]) -> Callable[..., Any]:
+    """A spread, and the mean, of the same axes."""
+    spread = _spread(measure)
+
+    def rule(x: Any, dim: Any = None, **named: Any) -> Any:
+        mean = f.mean(x, _axes(x, dim), named.get("keepdim", False))
+        return spread(x, dim, **named), mean
+
+    return rule
+
+
 def _softmax(x: Any, dim: int, dtype: Any = None, *, result: TensorType) -> Any:
     return f.softmax(x if x.dtype is result.dtype else x.cast(result.dtype), dim)
 
@@ -472,14 +538,22 @@ def _counted(x: Any, dim: int, dtype: Any = None, *, result: TensorType) -> Any:
 
 
 torch_rule("aten.cumsum.default", typed=True)(_counted)
+
+
+def _multiplied(x: Any, dim: int, dtype: Any = None, *, result: TensorType) -> Any:
+    return f.cumprod(x if x.dtype is result.dtype else x.cast(result.dtype), dim)
+
+
+torch_rule("aten.cumprod.default", typed=True)(_multiplied)
+torch_rule("aten.nansum.default", typed=True)(_reduction(f.nansum))
 define(
     {
         "aten.amax.default": lambda x, dim=None, keepdim=False: f.max(x, _axes(x, dim), keepdim),
         "aten.amin.default": lambda x, dim=None, keepdim=False: f.min(x, _axes(x, dim), keepdim),
         "aten.max.default": f.max,
         "aten.min.default": f.min,
-        "aten.max.dim": _extremes(f.max, f.argmax),
-        "aten.min.dim": _extremes(f.min, f.argmin),
+        "aten.max.dim": _extremes(f.argmax),
+        "aten.min.dim": _extremes(f.argmin),
         "aten.argmax.default": _placed(f.argmax),
         "aten.argmin.default": _placed(f.argmin),
         "aten.var.correction": _spread(f.var),
@@ -490,10 +564,33 @@ define(
         "aten.std.dim": lambda x, dim, unbiased=True, keepdim=False: f.std(
             x, _axes(x, dim), keepdim, float(unbiased)
         ),
+        "aten.var_mean.correction": _statistics(f.var),
+        "aten.std_mean.correction": _statistics(f.std),
+        "aten.logcumsumexp.default": f.logcumsumexp,
+        "aten.cummax.default": f.cummax,
+        "aten.cummin.default": f.cummin,
+        "aten.aminmax.default": lambda x, *, dim=None, keepdim=False: f.aminmax(x, dim, keepdim),
+        "aten.count_nonzero.default aten.count_nonzero.dim_IntList": lambda x, dim=None: (
+            f.count_nonzero(x, _axes(x, dim)).cast(DType.INT64)
+        ),
+        "aten.kthvalue.default": f.kthvalue,
+        "aten.median.dim": lambda x, dim, keepdim=False: f.kthvalue(
+            x, (x.shape[dim] + 1) // 2, dim, keepdim
+        ),
+        "aten.median.default": lambda x: f.kthvalue(
+            x.reshape(-1), (math.prod(x.shape) + 1) // 2, 0
+        )[0],
+        "aten.sort.stable": lambda x, *, stable=None, dim=-1, descending=False: f.sort(
+            x, dim, descending
+        ),
+        "aten.argsort.stable": lambda x, *, stable=None, dim=-1, descending=False: f.argsort(
+            x, dim, descending
+        ),
         "aten.logsumexp.default": lambda x, dim, keepdim=False: f.logsumexp(x, dim, keepdim),
         "aten.linalg_vector_norm.default": lambda x, p=2, dim=None, keepdim=False: f.norm(
             x, float(p), _axes(x, dim), keepdim
         ),
+        "aten.norm.Scalar": lambda x, p=2: f.norm(x, float(p)),
         "aten.topk.default": lambda x, k, dim=-1, largest=True, *rest: f.topk(x, k, dim, largest),
         "aten.sort.default": lambda x, dim=-1, descending=False: f.sort(x, dim, descending),
         "aten.argsort.default": lambda x, dim=-1, descending=False: f.argsort(x, dim, descending),
@@ -517,7 +614,22 @@ def _linear_of_parts(x: Any, weight: Any, bias: Any = None, *, outputs: int) -> 
 
 
 def _addmm(bias: Any, x: Any, weight: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    return _scaled(f.matmul(x, weight), alpha) + _scaled(bias, beta)
+    product = _scaled(f.matmul(x, weight), alpha)
+    return product if beta == 0 else product + _scaled(bias, beta)
+
+
+def _matmul_apart(
+    x: Any, y: Any, bias: Any = None, *, turned: bool, beta: float = 1, alpha: float = 1
+) -> Any:
+    """Products of matrices with several axes before them, which are merged in a bias; with `turned`
+    each y is transposed.
+    """
+    product = _scaled(f.matmul(x, y, transpose_b=turned), alpha)
+    if bias is None or beta == 0:
+        return product
+    if bias.ndim == 3 and bias.shape[0] > 1:
+        bias = bias.reshape([*product.shape[:-2], *bias.shape[1:]])
+    return product + _scaled(bias, beta)
 
 
 def _matmul(x: Any, y: Any) -> Any:
@@ -528,16 +640,50 @@ def _matmul(x: Any, y: Any) -> Any:
     return f.squeeze(product, axes) if axes else product
 
 
+def _einsum(equation: str, tensors: Sequence[Any], path: Any = None) -> Any:
+    """A letter that an operand has twice stands for its diagonal."""
+    left, arrow, output = equation.replace(" ", "").partition("->")
+    if not arrow and "..." not in left:
+        output = "".join(sorted(each for each in {*left} - {","} if left.count(each) == 1))
+        arrow = "->"
+    letters, operands = left.split(","), list(tensors)
+    for number, part in enumerate(letters):
+        while "..." not in part and len({*part}) < len(part):
+            twice = next(each for each in part if part.count(each) > 1)
+            first = part.index(twice)
+            second = part.index(twice, first + 1)
+            operands[number] = f.diagonal(operands[number], 0, first, second)
+            part = part[:first] + part[first + 1 : second] + part[second + 1 :] + twice
+        letters[number] = part
+    return f.einsum(",".join(letters) + arrow + output, *operands)
+
+
 define(
     {
         "aten.linear.default": _linear,
         "aten.addmm.default aten.baddbmm.default": _addmm,
         "aten.mm.default aten.bmm.default aten.matmul.default aten.mv.default": _matmul,
-        "aten.dot.default": f.dot,
+        "aten.dot.default aten.vdot.default": f.dot,
+        "aten.addr.default": lambda bias, x, y, *, beta=1, alpha=1: (
+            _scaled(f.outer(x, y), alpha) + _scaled(bias, beta)
+        ),
+        "aten.addbmm.default": lambda bias, x, y, *, beta=1, alpha=1: (
+            _scaled(f.sum(f.matmul(x, y), 0), alpha) + _scaled(bias, beta)
+        ),
+        "aten.addmv.default": lambda bias, x, y, *, beta=1, alpha=1: (
+            _scaled(_matmul(x, y), alpha) + _scaled(bias, beta)
+        ),
+        "aten.trace.default": f.trace,
+        "aten.block_diag.default": f.block_diag,
+        "aten.dist.default": lambda x, y, p=2: f.norm(x - y, float(p)),
+        "aten._cdist_forward.default": lambda x, y, p, mode=None: f.norm(
+            f.unsqueeze(x, -2) - f.unsqueeze(y, -3), float(p), -1
+        ),
         "aten.outer.default": f.outer,
-        "aten.einsum.default": lambda equation, tensors, path=None: f.einsum(equation, *tensors),
+        "aten.einsum.default": _einsum,
         # What `recognition` makes of neighbours.
         "imported.linear.parts": _linear_of_parts,
+        "imported.matmul.apart": _matmul_apart,
         "imported.matmul.transposed": lambda x, y: f.matmul(x, y, transpose_b=True),
         "imported.linear.untransposed": lambda x, weight, bias: f.matmul(x, weight) + bias,
         "imported.rms_norm.default": f.rms_norm,
@@ -587,6 +733,7 @@ def _mask(mask: Any, query: Any, key: Any, causal: bool | str) -> tuple[bool | s
     """What a mask says: which form of causal attention it is, or what is added to the scores."""
     length, keys = query.shape[-2], key.shape[-2]
     if isinstance(mask, np.ndarray):
+        mask = without_repeats(mask)  # it may be the same for all examples of a large batch
         if mask.dtype == bool or bool(((mask == 0) | np.isneginf(mask) | (mask < -1e30)).all()):
             seen = np.broadcast_to(
                 mask if mask.dtype == bool else mask == 0,
@@ -604,10 +751,6 @@ def _mask(mask: Any, query: Any, key: Any, causal: bool | str) -> tuple[bool | s
         if mask.dtype == bool:
             lowest = np.array(-np.inf, query.dtype.numpy)
             mask = np.where(mask, np.zeros((), query.dtype.numpy), lowest)
-        for axis in range(mask.ndim):
-            first = mask.take([0], axis)
-            if mask.shape[axis] > 1 and np.array_equal(mask, np.broadcast_to(first, mask.shape)):
-                mask = first
         mask = _as_tensor(mask, query, query.dtype)
     elif mask.dtype is DType.BOOL:
         zeros = f.full_like(mask.cast(query.dtype), 0.0)
@@ -699,6 +842,14 @@ def _batch_norm_train(
     )
 
 
+@torch_rule("aten._native_batch_norm_legit.no_stats")
+def _batch_norm_without_statistics(
+    x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
+) -> Any:
+    mean, variance = f.batch_statistics(x)
+    return f.batch_norm(x, weight, bias, mean, variance, eps), None, None
+
+
 @torch_rule("aten.batch_norm.default")
 def _batch_norm(
     x: Any,
@@ -773,6 +924,16 @@ for _number in (1, 2, 3):
     torch_rule(f"aten.conv_transpose{_number}d.default", f"aten.conv_transpose{_number}d.input")(
         _conv_transpose
     )
+
+
+@torch_rule("aten._weight_norm_interface.default")
+def _weight_norm(direction: Any, length: Any, dim: int = 0) -> Any:
+    """A weight of this direction, its rows along `dim` of these lengths; and their old lengths."""
+    others = [axis for axis in range(direction.ndim) if axis != _at(direction, dim)]
+    old = f.norm(direction, 2.0, others, True)
+    return direction * (length / old), old
+
+
 # --- indices --------------------------------------------------------------------------------------
 
 
@@ -790,8 +951,6 @@ def _index(x: Any, indices: Sequence[Any]) -> Any:
     given = [axis for axis, each in enumerate(indices) if each is not None]
     first, last = given[0], given[-1]
     every = [each for each in indices if each is not None]
-    if len(given) != last - first + 1:
-        raise _refused("indexing", [each is not None for each in indices], "neighbouring axes")
     if any(each.dtype in (bool, DType.BOOL) for each in every):
         raise _refused("indexing", "a mask", "whole numbers: how many are true is not known")
     beside = (
@@ -801,6 +960,10 @@ def _index(x: Any, indices: Sequence[Any]) -> Any:
     )
     if not isinstance(x, TensorOperators):
         x = _as_tensor(x, beside)
+    if len(given) != last - first + 1:
+        # Axes that come of indices which are not neighbours are the first of the result.
+        others = [axis for axis in range(x.ndim) if axis not in given]
+        return _index(x.transpose([*given, *others]), every)
     flat: Any = 0
     for axis, each in zip(given, every, strict=True):
         stride = math.prod(x.shape[axis + 1 : last + 1])
@@ -827,17 +990,117 @@ def _sum_of_indices(x: Any, y: Any, beside: Any) -> Any:
     return f.add(x.cast(DType.INT64), y.cast(DType.INT64))
 
 
+def _sorted_places(
+    edges: Any,
+    x: Any,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Any = None,
+) -> Any:
+    places = f.searchsorted(edges, x, side or ("right" if right else "left"), sorter)
+    return places.cast(DType.INT32 if out_int32 else DType.INT64)
+
+
+def _places_in_memory(size: Sequence[int], stride: Sequence[int], offset: int | None) -> Array:
+    """Where the elements of such a view lie."""
+    steps = np.indices(tuple(size)).reshape(len(size), -1)
+    places: Array = (offset or 0) + np.tensordot(np.array(stride, np.int64), steps, 1)
+    return places
+
+
+def _strided(x: Any, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> Any:
+    """Elements by their places in memory; the reader refuses tensors that do not lie in order."""
+    places = constant(_places_in_memory(size, stride, offset), DType.INT64, x.placement)
+    return f.index_select(x.reshape(-1), places, 0).reshape(list(size))
+
+
+def _strided_scatter(
+    x: Any, part: Any, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> Any:
+    places = _places_in_memory(size, stride, offset)
+    if len(np.unique(places)) < len(places):
+        raise _refused("as_strided_scatter", list(stride), "a view without overlaps")
+    at = constant(places, DType.INT64, x.placement)
+    return f.index_copy(x.reshape(-1), at, part.reshape(-1), 0).reshape(x.shape)
+
+
+def _diagonals(x: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
+    if (dim1, dim2) not in ((-2, -1), (x.ndim - 1, x.ndim)):
+        raise _refused("diag_embed", (dim1, dim2), "the last two axes")
+    return f.diag_embed(x, offset)
+
+
 define(
     {
         "aten.gather.default": lambda x, dim, index, sparse_grad=False: _gathered(x, dim, index),
         "aten.index_select.default": lambda x, dim, index: f.index_select(x, index, dim),
-        "aten.scatter.src": f.scatter,
+        "aten.scatter.src aten.scatter.value": f.scatter,
+        "aten.index_add.default": lambda x, dim, index, source, *, alpha=1: f.index_add(
+            x, index, source, dim, alpha
+        ),
+        "aten.scatter.reduce aten.scatter.value_reduce": (
+            lambda x, dim, index, source, *, reduce: f.scatter(x, dim, index, source, reduce)
+        ),
+        "aten.scatter_reduce.two": lambda x, dim, index, source, reduce, *, include_self=True: (
+            f.scatter_reduce(x, dim, index, source, reduce, include_self)
+        ),
+        "aten.index_reduce.default": lambda x, dim, index, source, reduce, *, include_self=True: (
+            f.index_reduce(x, index, source, dim, reduce, include_self)
+        ),
+        "aten.put.default": f.put,
+        "aten.diagonal_scatter.default": assembly.diagonal_scatter,
+        "aten.as_strided.default": _strided,
+        "aten.as_strided_scatter.default": _strided_scatter,
+        "aten.index_copy.default": lambda x, dim, index, source: f.index_copy(
+            x, index, source, dim
+        ),
+        "aten.index_fill.int_Scalar aten.index_fill.int_Tensor": lambda x, dim, index, value: (
+            f.index_fill(x, index, value, dim)
+        ),
+        "aten.take.default": f.take,
+        "aten.masked_scatter.default": f.masked_scatter,
+        "aten.diag_embed.default": _diagonals,
+        "aten.unfold.default": f.unfold_axis,
+        "aten.rot90.default": f.rot90,
         "aten.scatter_add.default": f.scatter_add,
+        "aten.searchsorted.Tensor": _sorted_places,
+        "aten.bucketize.Tensor": lambda x, edges, out_int32=False, right=False: f.bucketize(
+            x, edges, right
+        ).cast(DType.INT32 if out_int32 else DType.INT64),
+        "aten.isin.Tensor_Tensor": lambda x, y, assume_unique=False, invert=False: f.isin(
+            x, y, invert
+        ),
+        "aten.histc.default": f.histc,
         "aten.one_hot.default": lambda ids, classes=-1: (
             f.one_hot(ids, classes, "int64") if classes > 0 else _no_classes()
         ),
     }
 )
+
+
+@torch_rule("aten.index_put.default", arrays=True)
+def _index_put(x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Any:
+    """x with other values at the indices, which may be masks."""
+    beside = next(each for each in (x, values, *indices) if isinstance(each, TensorOperators))
+    x, values = (_as_tensor(e, beside) if isinstance(e, np.ndarray) else e for e in (x, values))
+    mask = indices[0]
+    if len(indices) == 1 and mask.dtype in (bool, DType.BOOL) and math.prod(values.shape) == 1:
+        # The same value wherever the mask is true.
+        mask = _as_tensor(mask, beside) if isinstance(mask, np.ndarray) else mask
+        mask = f.expand(_reshaped(mask, [*mask.shape, *[1] * (x.ndim - mask.ndim)]), x.shape)
+        number = f.expand(values.reshape([1] * x.ndim), x.shape)
+        return f.where(mask, x + number if accumulate else number, x)
+    places = tuple(
+        slice(None)
+        if each is None
+        else _as_tensor(each, beside)
+        if isinstance(each, np.ndarray)
+        else each
+        for each in indices
+    )
+    return f.index_put(x, places, values, accumulate)
 
 
 def _gathered(x: Any, dim: int, index: Any) -> Any:

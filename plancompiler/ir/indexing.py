@@ -247,11 +247,12 @@ def fixed_places(mask: Tensor, size: int, fill: int) -> tuple[Tensor, ...]:
 
 
 def taken(tensor: Tensor, index: Any) -> Tensor:
-    """`tensor[index]`; without selecting tensors and backward steps a view, where there are any."""
+    """`tensor[index]`; without selecting tensors a view, where there are any."""
     if _is_tensor(index) and index.dtype is DType.BOOL and not index.ndim:
-        return taken(tensor.reshape((1, *tensor.shape)), slice(0, int(bool(index))))
-    if isinstance(index, (bool, np.bool_)):
-        return taken(tensor.reshape((1, *tensor.shape)), slice(0, int(index)))
+        index = bool(index)
+    if isinstance(index, (bool, np.bool_)):  # a mask without axes, which copies as all masks do
+        every = taken(tensor.reshape((1, *tensor.shape)), slice(0, int(index)))
+        return every.cast(tensor.dtype)
     parsed = parse_index(tensor, index)
     part = _turned(box_of(tensor, parsed), parsed)
     if part.shape != parsed.shape:

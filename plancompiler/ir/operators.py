@@ -25,6 +25,7 @@ from plancompiler.hooks.array_namespace import array_namespace
 from plancompiler.hooks.other_names import no_such_name
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.indexing import taken
+from plancompiler.ir.numpy_calls import function_on_tensors, ufunc_on_tensors
 from plancompiler.ir.op import AttrValue
 from plancompiler.ir.placement import Placement, require_placement
 from plancompiler.ir.promotion import dtypes_may_mix, floating_dtype, result_dtype
@@ -192,8 +193,6 @@ class TensorOperators(TensorMethods):
     """Mixin: arithmetic, comparison, shape and reduction methods on top of `_apply`."""
 
     __slots__ = ()
-    __array_ufunc__ = None  # NumPy scalars on the left hand side must defer to us
-
     shape: tuple[int, ...]
     dtype: DType
 
@@ -332,6 +331,14 @@ class TensorOperators(TensorMethods):
     def __array_namespace__(self, *, api_version: str | None = None) -> Any:
         """The functions of the Python array API: see `pc.array_api`."""
         return array_namespace(api_version)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        return ufunc_on_tensors(ufunc, method, inputs, options, TensorOperators)
+
+    def __array_function__(
+        self, function: Any, types: object, args: tuple[Any, ...], options: Mapping[str, Any]
+    ) -> Any:
+        return function_on_tensors(function, args, options)
 
     # Arithmetic. Commutative ops need no swapped form.
     __add__ = _of_two("add")
@@ -520,6 +527,20 @@ def _is_operand(value: object) -> bool:
 
 
 Tensor = TypeVar("Tensor", bound=TensorOperators)
+
+
+def filled(
+    x: Tensor,
+    value: Scalar = 0.0,
+    shape: tuple[int, ...] | None = None,
+    dtype: DType | None = None,
+) -> Tensor:
+    """A tensor of one value on the placement of `x`, with its shape and dtype unless others are
+    given.
+    """
+    shape = x.shape if shape is None else shape
+    dtype = x.dtype if dtype is None else dtype
+    return x._full(shape, dtype, value)  # noqa: SLF001  # what every tensor has
 
 
 def promoted(kind: str, left: Tensor, right: Tensor) -> tuple[str, Tensor, Tensor]:

@@ -15,19 +15,12 @@ _BETWEEN = frozenset((contextlib.__file__, functools.__file__))
 """They call this package back on behalf of itself."""
 
 
-def user_line(shown_paths: dict[str, str] | None = None) -> SourceLine:
-    """The innermost line of the call stack outside this package.
-
-    `shown_paths` remembers how files are written, for callers that ask often.
-    """
-    shown_paths = {} if shown_paths is None else shown_paths
+def user_line() -> SourceLine:
+    """The innermost line of the call stack outside this package."""
+    folder = _current_folder()
     frame = inspect.currentframe()
     while frame is not None:
-        file = frame.f_code.co_filename
-        shown = shown_paths.get(file)
-        if shown is None:
-            shown = shown_paths[file] = shown_path(file)
-        if shown:
+        if shown := _path_seen_from(folder, frame.f_code.co_filename):
             return SourceLine(shown, frame.f_lineno)
         frame = frame.f_back
     return UNKNOWN_SOURCE
@@ -36,6 +29,22 @@ def user_line(shown_paths: dict[str, str] | None = None) -> SourceLine:
 def shown_path(file: str) -> str:
     """How a source file is written in a job: relative to the current directory when below it, else
     its last two parts; empty for files of this package.
+    """
+    return _path_seen_from(_current_folder(), file)
+
+
+def _current_folder() -> str:
+    """Empty where it is gone."""
+    try:
+        return os.getcwd()  # noqa: PTH109  # a string
+    except OSError:
+        return ""
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _path_seen_from(folder: str, file: str) -> str:
+    """`shown_path` where `folder` is the current directory. It is remembered: to follow links, the
+    file system is asked about every part of the path.
     """
     if file.startswith("<"):
         return file if not file.startswith("<frozen") else ""

@@ -51,6 +51,7 @@ _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "newshape": ("shape",),
     "fill_value": ("value",),
     "reps": ("repeats",),
+    "output_size": ("total",),
     "shift": ("shifts",),
     "indices_or_sections": ("parts", "sizes"),
     "split_size_or_sections": ("sizes",),
@@ -88,9 +89,9 @@ _FIRST = ("input", "self", "a", "array")
 """What others call the first argument."""
 
 
-def spellings_of(function: Callable[..., Any]) -> dict[str, str]:
-    """The function's keywords by the spelling of others."""
-    names = [name for name in inspect.signature(function).parameters if name != "out"]
+def spellings_of(signature: inspect.Signature) -> dict[str, str]:
+    """A function's keywords by the spelling of others."""
+    names = [name for name in signature.parameters if name != "out"]
     first = next((name for name in names if name != "self"), None)
     spelled = {} if first is None else {theirs: first for theirs in _FIRST if theirs not in names}
     for theirs, ours in _SPELLINGS.items():
@@ -118,7 +119,7 @@ def respelled(
 
 def takes_spellings(method: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator: a method of tensors that takes keywords as others spell them."""
-    spelled = spellings_of(method)
+    spelled = spellings_of(inspect.signature(method))
 
     @wraps(method)
     def call(*args: Any, **named: Any) -> Any:

@@ -9,18 +9,28 @@ replaced.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from plancompiler.errors import OutputError
+from plancompiler.errors import OutputError, PlanCompilerError, UsageError
 
 UNFINISHED = ".partial"
 """How the temporary names end: the target's name, a random number and this."""
 _CREATE = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_KINDS = {
+    stat.S_IFDIR: "folder",
+    stat.S_IFIFO: "pipe",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+}
 
 
 def create_file(path: Path, mode: int = 0o666) -> BinaryIO:
@@ -29,6 +39,38 @@ def create_file(path: Path, mode: int = 0o666) -> BinaryIO:
     FileExistsError where anything is there under this name, a dangling link too.
     """
     return os.fdopen(os.open(path, os.O_RDWR | _CREATE, mode), "w+b")
+
+
+def regular_file(path: str | Path) -> BinaryIO:
+    """A file, open for reading. OSError for what is none: a folder, or a pipe or a device, which
+    could be waited for without end.
+    """
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    kind = stat.S_IFMT(os.fstat(file.fileno()).st_mode)
+    if kind != stat.S_IFREG:
+        file.close()
+        raise OSError(errno.EINVAL, f"it is a {_KINDS.get(kind, 'special file')}, not a file")
+    return file
+
+
+def read_file(
+    what: str,
+    path: Path,
+    error: type[PlanCompilerError] = UsageError,
+    source: object | None = None,
+    *,
+    pipes: bool = False,
+) -> bytes:
+    """The content of a file, or of a pipe where `pipes` allows one, as shells make them of
+    `<(command)`. Where it cannot be read, an error that names `what` and the file.
+    """
+    try:
+        with path.open("rb") if pipes else regular_file(path) as file:
+            return file.read()
+    except OSError as cause:
+        raise error(
+            f"{what} cannot be read", source=source, got=f"{path}: {cause.strerror or cause}"
+        ) from None
 
 
 def replace_file(path: Path, mode: int = 0o666) -> BinaryIO:
@@ -95,6 +137,26 @@ def named_file(path: Path) -> Iterator[BinaryIO]:
         return
     with path.open("wb") as file:
         yield file
+
+
+def check_writable(path: Path, what: str) -> None:
+    """Make sure, before the work for it is done, that a file can be written; else a UsageError that
+    says `what` it is.
+    """
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if is_stream(path):
+            path.open("wb").close()
+            return
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"{what} cannot be written",
+            got=f"{str(path)!r}: {error.strerror or error}",
+            expected="a file in a folder that exists and is writable",
+        ) from None
 
 
 def is_stream(path: Path) -> bool:

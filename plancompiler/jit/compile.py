@@ -9,33 +9,58 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import update_wrapper
+from dataclasses import dataclass, fields
+from functools import partial, update_wrapper
 from types import CodeType, MethodType
-from typing import Any
-from weakref import WeakKeyDictionary, finalize
+from typing import Any, overload
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from plancompiler.boxing.fuse import FuseOptions
+from plancompiler.boxing.streams import StreamOptions
 from plancompiler.eager import DistTensor, World, current_world
 from plancompiler.eager.agreement import compare
 from plancompiler.eager.tensor import Tensors
 from plancompiler.errors import UsageError
 from plancompiler.frontend.nn.module import Module
 from plancompiler.ir import Job
+from plancompiler.ir.settings import Settings
 from plancompiler.ir.source import user_line
 from plancompiler.ir.value import ACTIVE_TRACER
-from plancompiler.jit.specialization import Specialization
+from plancompiler.jit.specialization import Specialization, is_row
 
 PROGRAMS = 64
 """Programs that a compiled function keeps per world; the oldest goes when there are more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Settings(StreamOptions, FuseOptions):
+    """The options that a compiled function takes."""
+
 
 _ByKind = dict[object, list[Specialization]]
 """Specializations by what they depend on."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
-def compile(function: Callable[..., Any]) -> Compiled:  # noqa: A001  # the name users know
-    """The same function of DistTensors, run as a compiled plan; also a decorator.
+@overload
+def compile(  # noqa: A001  # the name users know
+    function: Callable[..., Any], *, config: Settings | None = None
+) -> Compiled: ...
+
+
+@overload
+def compile(  # noqa: A001  # as above
+    function: None = None, *, config: Settings | None = None
+) -> Callable[[Callable[..., Any]], Compiled]: ...
+
+
+def compile(  # noqa: A001  # as above
+    function: Callable[..., Any] | None = None, *, config: Settings | None = None
+) -> Compiled | Callable[[Callable[..., Any]], Compiled]:
+    """The same function of DistTensors, run as a compiled plan; also a decorator, with or without
+    `config`.
 
     The first call with arguments of a kind traces the function into a job and compiles it: each
     rank makes its own plan and runs it together with the others. Later calls look up the plan by
@@ -51,22 +76,56 @@ def compile(function: Callable[..., Any]) -> Compiled:  # noqa: A001  # the name
     gradient is a plan that computes the results again; a function that changes tensors must
     differentiate inside. TracingError if the function needs numbers while it is traced (`numpy()`,
     `item()`, `if tensor:`). All ranks of its placements call it together.
+
+    `config` says where its collectives run and which of them are one:
+    `pc.Config(streams="compute", fuse_bytes=0)`. UsageError for other options, which are those of
+    jobs: the function says itself what is computed, and in which layout.
     """
-    return Compiled(function)
+    settings = _checked(config)
+    if function is None:
+        return partial(Compiled, config=settings)
+    return Compiled(function, settings)
+
+
+def _checked(config: Settings | None) -> Settings | None:
+    if config is None:
+        return None
+    if not isinstance(config, Settings):
+        raise UsageError(
+            "a compiled function's config must be a Config",
+            source=user_line(),
+            got=type(config).__name__,
+            expected="pc.Config(...)",
+        )
+    usual, own = type(config)(), {each.name for each in fields(_Settings)}
+    asked = [
+        each.name
+        for each in fields(config)
+        if getattr(config, each.name) != getattr(usual, each.name)
+    ]
+    if not own.issuperset(asked):
+        raise UsageError(
+            "a compiled function takes no such option",
+            source=user_line(),
+            got=", ".join(each for each in asked if each not in own),
+            expected=" and ".join(sorted(own)),
+            hint="trace a job with this config: pc.job(name, config=config)",
+        )
+    return config
 
 
 class Compiled:
     """A compiled function; `compile` makes it."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], config: Settings | None = None) -> None:
         if not callable(function):
             raise UsageError("only a function can be compiled", got=type(function).__name__)
         self.function = function
+        self._config = config
         update_wrapper(self, function, updated=())
         self._programs: WeakKeyDictionary[World, _ByKind] = WeakKeyDictionary()
         self._lock = threading.Lock()
         self._around = _named_around(function)
-        finalize(self, _close_all, self._programs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the plan for arguments of this kind, after making it if there is none."""
@@ -95,13 +154,15 @@ class Compiled:
             programs = self._programs.get(world)
             if programs is None:
                 programs = self._programs[world] = {}
-                world.closers.append(self.close)
+                world.closed_with[self] = None
         known = programs.setdefault(key, [])
         for program in known:
             if program.holds(tensors):
                 break
         else:
-            program = Specialization(world, self.function, args, kwargs, tensors)
+            program = Specialization(
+                world, self.function, args, kwargs, tensors, config=self._config
+            )
             known.append(program)
             _limit(programs)
         try:
@@ -126,8 +187,7 @@ class Compiled:
         world = current_world()
         with self._lock:
             by_signature = self._programs.pop(world, {})
-        if self.close in world.closers:
-            world.closers.remove(self.close)
+        world.closed_with.pop(self, None)
         for known in by_signature.values():
             for program in known:
                 program.close()
@@ -145,7 +205,7 @@ def _key(value: Any, tensors: list[DistTensor]) -> object:
     kind = value.__class__
     if kind in _PLAIN:
         return kind, _plain(value)
-    if kind in (list, tuple):
+    if is_row(value):
         return kind, tuple([_key(each, tensors) for each in value])
     if kind is dict:
         return kind, tuple([(name, _key(each, tensors)) for name, each in value.items()])
@@ -175,7 +235,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, DistTensor):
         return f"{value.spec}{' with a gradient' * value.requires_grad}"
     kind = value.__class__
-    if kind in (list, tuple):
+    if is_row(value):
         return f"({', '.join([_shown(each) for each in value])})"
     if kind is dict:
         return f"({', '.join([f'{name}={_shown(each)}' for name, each in value.items()])})"
@@ -259,10 +319,3 @@ def _limit(programs: _ByKind) -> None:
         key = next(iter(programs))
         for program in programs.pop(key):
             program.close()
-
-
-def _close_all(programs: WeakKeyDictionary[World, _ByKind]) -> None:
-    for by_key in list(programs.values()):
-        for known in by_key.values():
-            for program in known:
-                program.close()

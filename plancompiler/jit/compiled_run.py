@@ -88,7 +88,7 @@ class CompiledRun:
             anomaly=world.anomaly or None,
             record=world.mode.record(self.close),
         )
-        world.closers.append(self.close)
+        world.closed_with[self] = None
         _open_runs.add(self)
         if self._failure is not None:
             self._runtime.abort(self._failure)
@@ -132,8 +132,7 @@ class CompiledRun:
         world = self._world
         if self._group is not None and self._abort in world.comm.aborters:
             world.comm.aborters.remove(self._abort)
-        if self.close in world.closers:
-            world.closers.remove(self.close)
+        world.closed_with.pop(self, None)
         runtime, self._runtime = self._runtime, None
         self.shards = {}
         if runtime is not None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+from weakref import finalize
 
 from plancompiler.eager import DistTensor, Generator, World
 from plancompiler.eager.spec import TensorSpec
@@ -15,6 +17,7 @@ from plancompiler.eager.tracing import TraceMode, untrained_variable
 from plancompiler.errors import GradientError
 from plancompiler.frontend.trace import JobBuilder
 from plancompiler.ir import DType, Job, Value
+from plancompiler.ir.settings import Settings
 from plancompiler.ir.source import user_line
 from plancompiler.jit.compiled_run import CompiledRun, Draws
 from plancompiler.jit.compiled_variables import LeafState, Variable, Variables
@@ -95,12 +98,14 @@ class Specialization:
         kwargs: Mapping[str, Any],
         tensors: Tensors,
         inner: bool = False,
+        config: Settings | None = None,
     ) -> None:
         self.name = name = getattr(function, "__name__", type(function).__name__)
         self._world = world
         self._function = function
         self._gradients: dict[object, Specialization] = {}
-        self._builder = JobBuilder(name)
+        self._config = config
+        self._builder = JobBuilder(name, config=config)
         self._tracing = TraceMode(world, name, self._builder)
         self._leaves: list[LeafState] = []
         self._variables: list[Variable] = []
@@ -129,12 +134,16 @@ class Specialization:
         self._inner = inner
         self.job = self._finished(name)
         given = {capture.name for capture in self._tracing.captures}
+        world.close_dropped()
         self._run = CompiledRun(world, self.job, given) if self.job.ops else None
         sources = [op.placement for op in self.job.ops if op_def(op.kind).source]
         self._notes_data = bool(sources) and sources[0].rank_list[0] == world.rank
         self._lying: Variables | None = None
         if self._run is not None:
             self._lying = Variables(self._run, variables)
+            # Neither of them knows the function, so a model that it closes over can go.
+            note = finalize(self, world.dropped.append, partial(_close, self._lying, self._run))
+            note.atexit = False
 
     def holds(self, tensors: Tensors) -> bool:
         """Whether the state that it was traced in is still there."""
@@ -169,10 +178,8 @@ class Specialization:
         """Free the plan's memory and leave the other ranks."""
         for program in self._gradients.values():
             program.close()
-        if self._lying is not None:
-            self._lying.close()
-        if self._run is not None:
-            self._run.close()
+        if self._lying is not None and self._run is not None:
+            _close(self._lying, self._run)
 
     # --- tracing --------------------------------------------------------------------------------
 
@@ -183,8 +190,9 @@ class Specialization:
         if isinstance(value, dict):
             entries = {name: self._resulting(each, tensors) for name, each in value.items()}
             return lambda given, made: {name: each(given, made) for name, each in entries.items()}
-        if value.__class__ in (list, tuple):
-            kind, parts = type(value), [self._resulting(each, tensors) for each in value]
+        if is_row(value):
+            parts = [self._resulting(each, tensors) for each in value]
+            kind = getattr(type(value), "_make", type(value))
             return lambda given, made: kind(each(given, made) for each in parts)
         return lambda given, made: value
 
@@ -354,10 +362,15 @@ class Specialization:
             if isinstance(tensor.node, Node):
                 tensor.node = Leaf(world.tick())
         try:
-            return Specialization(world, function, (), {}, tensors, inner=True)
+            return Specialization(world, function, (), {}, tensors, True, self._config)
         finally:
             for tensor, node in zip(wanting, nodes, strict=True):
                 tensor.node = node
+
+
+def _close(lying: Variables, run: CompiledRun) -> None:
+    lying.close()
+    run.close()
 
 
 def _tensors_in(value: Any) -> Iterator[DistTensor]:
@@ -367,9 +380,15 @@ def _tensors_in(value: Any) -> Iterator[DistTensor]:
     elif isinstance(value, dict):
         for each in value.values():
             yield from _tensors_in(each)
-    elif value.__class__ in (list, tuple):
+    elif is_row(value):
         for each in value:
             yield from _tensors_in(each)
+
+
+def is_row(value: Any) -> bool:
+    """Whether a value is a list, a tuple, or a tuple with names."""
+    kind = value.__class__
+    return kind in (list, tuple) or (isinstance(value, tuple) and hasattr(kind, "_make"))
 
 
 def _place(tensor: DistTensor, tensors: Tensors) -> int:

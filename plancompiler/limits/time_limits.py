@@ -58,8 +58,10 @@ REACH_INTERVAL = 1.0
 """The interval between two checks of why a peer cannot be reached."""
 UNREACHED = 10.0
 """How long a worker of a job may try in vain to connect to another one, which listens."""
+UNHEARD = 5.0
+"""How long a rank that is there and answers may not have heard of another one that greeted it."""
 PROBE = 2.0
-"""The check of why a TLS connection fails."""
+"""The check of why a TLS connection fails, and whether a rank that is there answers."""
 CHALLENGE = 60.0
 """The answer to a challenge by which a caller proves that it knows a token."""
 UPLOAD = 600.0
@@ -116,18 +118,21 @@ WORKER_LEAVE = 60.0
 """How long a worker that must end waits for its current work."""
 AGENT_STOP = 10.0
 """The end of a worker's job and connection."""
+HELPER_LEAVE = 0.5
+"""How long the heartbeat process beside a worker may go on with what it does when the worker ends.
+"""
 HELPER_STOP = 5.0
-"""The end of the heartbeat process beside a worker."""
+"""The end of the heartbeat process beside a worker, after it was asked to."""
 MASTER_STOP = 5.0
 """The end of a master's calls and compilations."""
-COMMAND_STOP = 10.0
-"""The end of a command that serves, after Ctrl-C."""
 TASK_LEAVE = 5.0
 """How long a stream may stay in its task after a failure; then it is abandoned."""
 STREAM_END = 1.0
 """The end of a stream that is in no task."""
 GOODBYE = 5.0
 """How long a rank's last frames may take to reach other hosts."""
+FAILED_GOODBYE = 1.0
+"""GOODBYE after an error, counted from that error on, and where all others have said it before."""
 LINGER = 1.0
 """How long a rank that is done listens for the goodbyes of others."""
 THREAD_END = 5.0

@@ -29,6 +29,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -117,8 +118,8 @@ def plan_memory(
             areas.setdefault(request.area, []).append((request.key, *window, align(request.nbytes)))
     top = peak = 0
     for area in areas.values():
-        starts, ends, sizes = ([each[column] for each in area] for column in (1, 2, 3))
-        placed, size, alive = place_windows(starts, ends, sizes)
+        columns = (tuple(each[column] for each in area) for column in (1, 2, 3))
+        placed, size, alive = known_placements(*columns)
         offsets.update((each[0], offset) for each, offset in zip(area, placed, strict=True))
         top, peak = max(top, size), max(peak, alive)
     own = 0
@@ -186,6 +187,10 @@ def place_windows(
     return best, best_top, peak
 
 
+known_placements = lru_cache(maxsize=32)(place_windows)
+"""Ranks that do the same work, and a job that few passes change, have the same windows."""
+
+
 def peak_live(starts: Sequence[int], ends: Sequence[int], sizes: Sequence[int]) -> int:
     """The most bytes of half-open windows `[start, end)` that are alive at one point."""
     if not starts:
@@ -196,8 +201,8 @@ def peak_live(starts: Sequence[int], ends: Sequence[int], sizes: Sequence[int]) 
 def live_bytes(starts: Columns, ends: Columns, sizes: Columns) -> Int:
     """Bytes alive at each point."""
     change = np.zeros(int(np.max(ends)) + 1, dtype=np.int64)
-    np.add.at(change, starts, sizes)
-    np.subtract.at(change, ends, sizes)
+    np.add.at(change, np.asarray(starts), sizes)
+    np.subtract.at(change, np.asarray(ends), sizes)
     return change.cumsum()
 
 

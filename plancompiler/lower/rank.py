@@ -11,6 +11,7 @@ from plancompiler.cache.plan_cache import PlanCache
 from plancompiler.lower.collector import collector_paused
 from plancompiler.lower.emit import emit_plan
 from plancompiler.lower.profile import timed
+from plancompiler.lower.rank_task_graph import RankTaskGraph
 from plancompiler.lower.rebuild import rebuild_rank_task_graph
 from plancompiler.plan.plan import Plan
 from plancompiler.plan.verify import verify_plan
@@ -24,6 +25,13 @@ def compile_rank(rank_slice: RankSlice, rank: int, seconds: dict[str, float] | N
     seconds = {} if seconds is None else seconds
     with timed(seconds, "rebuild"):
         graph = rebuild_rank_task_graph(rank_slice, rank)
+    return plan_of_tasks(graph, seconds)
+
+
+@collector_paused()
+def plan_of_tasks(graph: RankTaskGraph, seconds: dict[str, float] | None = None) -> Plan:
+    """The rank's plan from its tasks, verified. `seconds` receives the time per stage."""
+    seconds = {} if seconds is None else seconds
     with timed(seconds, "emit"):
         plan = emit_plan(graph)
     with timed(seconds, "verify"):

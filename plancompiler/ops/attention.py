@@ -12,7 +12,7 @@ queries split over devices; keys stay whole.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ from plancompiler.ops.registry import (
     Arrays,
     AttrMap,
     Extra,
+    Kernel,
     KernelContext,
     Legal,
     Rule,
@@ -165,7 +166,7 @@ def attend(
     normaliser = None if normaliser is None else tiles.fold(normaliser)
     key, value = (array.reshape(tiles.pairs, *array.shape[2:]) for array in (key, value))
     ones = np.ones((tiles.wide, 1), query.dtype)
-    lowest = np.finfo(query.dtype).min / 2
+    lowest = np.finfo(query.dtype).min
     for pairs, rows in tiles.queries():
         piece = query[pairs, :, rows]
         scaled = scratch(context, "scaled", piece.shape, piece.dtype)
@@ -209,9 +210,9 @@ def attend(
         target = result[pairs, :, rows]
         np.divide(sums.reshape(target.shape), total.reshape(*target.shape[:3], 1), out=target)
         if normaliser is not None:
-            np.log(total, out=total)
-            np.add(total, top, out=total)
-            np.copyto(normaliser[pairs, :, rows], total.reshape(piece.shape[:3]))
+            level = np.log(total, dtype=normaliser.dtype)
+            np.add(level, top, out=level)
+            np.copyto(normaliser[pairs, :, rows], level.reshape(piece.shape[:3]))
 
 
 def _weigh(scores: Array, level: Array) -> None:
@@ -311,16 +312,21 @@ def _grad_block(context: KernelContext, window: Window, inputs: Arrays, outputs:
         dvalue.fill(0)
 
 
-def _mask_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-    query, key, value, result, normaliser, passed, mask = inputs
-    (out,) = outputs
-    out.fill(0)
-    for rows, columns, window in parts_of(context):
-        by_row = [each[:, :, rows] for each in (query, result, normaliser, passed)]
-        by_column = [each[:, :, columns] for each in (key, value)]
-        part = mask_part(mask, rows, columns)
-        given = (by_row[0], *by_column, *by_row[1:], part)
-        _mask_grad_block(context, window, given, mask_part(out, rows, columns))
+def mask_grad_kernel(block: Callable[[KernelContext, Window, Arrays, Array], None]) -> Kernel:
+    """The gradient of a mask, by `block`, which adds that of some queries and keys to an array."""
+
+    def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+        query, key, value, result, normaliser, passed, mask = inputs
+        (out,) = outputs
+        out.fill(0)
+        for rows, columns, window in parts_of(context):
+            by_row = [each[:, :, rows] for each in (query, result, normaliser, passed)]
+            by_column = [each[:, :, columns] for each in (key, value)]
+            part = mask_part(mask, rows, columns)
+            given = (by_row[0], *by_column, *by_row[1:], part)
+            block(context, window, given, mask_part(out, rows, columns))
+
+    return in_float32(contiguous(kernel))
 
 
 def _mask_grad_block(context: KernelContext, window: Window, inputs: Arrays, total: Array) -> None:
@@ -469,7 +475,7 @@ define_op(
     operands=f"{_GRADIENT}, mask F -> dmask F",
     rule=_rule(6, "M"),
     attrs=_ATTRS,
-    kernel=in_float32(contiguous(_mask_grad_kernel)),
+    kernel=mask_grad_kernel(_mask_grad_block),
     gradient=by_formula(mask_formula),
     linear=((5,),),
     flops=_flops,

@@ -21,7 +21,7 @@ from plancompiler.ops.zigzag import runs_of
 
 BlockKernel = Callable[[KernelContext, Window, Arrays, Arrays], None]
 """Attention, or its gradient, of some queries to the keys of a block. Results of halves are asked
-for in float32."""
+for in float32, normalisers in float64."""
 
 
 def is_in_blocks(context: KernelContext) -> bool:
@@ -102,20 +102,22 @@ def attend_in_blocks(
     blocks = _Blocks(context)
     wide, arrays = wide_dtype(query.dtype), context.arrays
     total = arrays.zeros(result.shape, wide)
-    level = arrays.full(normaliser.shape, -np.inf, normaliser.dtype)
+    # A normaliser is about as large as the greatest score. In float32 its rounding would come back
+    # as an error of the weights that is as many times larger than that of a result.
+    level = arrays.full(normaliser.shape, -np.inf, np.float64)
     for block, key, value in _round(blocks, key, value):  # noqa: B020  # from own to last
         for rows, columns, window in blocks.parts(block):
             given = (_of(query, rows), *(_of(each, columns) for each in (key, value)))
             made = tuple(
-                arrays.empty((*each.shape[:2], rows.stop - rows.start, *each.shape[3:]), wide)
-                for each in outputs
+                arrays.empty((*each.shape[:2], rows.stop - rows.start, *each.shape[3:]), dtype)
+                for each, dtype in ((result, wide), (normaliser, level.dtype))
             )
             kernel(context, window, (*given, *_masks(mask, rows, window, columns)), made)
             _join(_of(total, rows), _of(level, rows), *made)
     if mask:  # a query that sees no key
         level[level == -np.inf] = np.inf
     np.copyto(result, total, casting="same_kind")
-    np.copyto(normaliser, level)
+    np.copyto(normaliser, level, casting="same_kind")
 
 
 def _join(result: Array, level: Array, part: Array, part_level: Array) -> None:
@@ -124,8 +126,8 @@ def _join(result: Array, level: Array, part: Array, part_level: Array) -> None:
     seen = np.where(part_level == np.inf, -np.inf, part_level)
     joined = np.logaddexp(level, seen)
     base = np.where(joined == -np.inf, 0, joined)
-    np.multiply(result, np.exp(level - base)[..., None], out=result)
-    np.multiply(part, np.exp(seen - base)[..., None], out=part)
+    for each, its in ((result, level), (part, seen)):
+        np.multiply(each, np.exp(its - base).astype(each.dtype)[..., None], out=each)
     np.add(result, part, out=result)
     np.copyto(level, joined)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from plancompiler.ir.operators import filled
 from plancompiler.ops.attention_tiles import causal_diagonal
 from plancompiler.ops.gradient import reduce_to
 from plancompiler.ops.registry import AttrMap, apply, apply_source
@@ -89,12 +90,12 @@ def _scores(attrs: AttrMap, query: Any, key: Any, masks: list[Any]) -> Any:
     lowest = _lowest(scores)
     diagonal = causal_diagonal(attrs, *shape[2:])
     if diagonal is not None:
-        ones = scores._full(shape[2:], scores.dtype, 1.0)  # noqa: SLF001  # what every tensor has
+        ones = filled(scores, 1.0, shape[2:])
         lower = apply("tril", ones, diagonal=diagonal)
         if attrs["zigzag"]:
             lower = _in_order(_in_order(lower, attrs["zigzag"], 0), attrs["zigzag"], 1)
         seen = lower > 0
-        hidden = scores._full((), scores.dtype, lowest)  # noqa: SLF001  # as above
+        hidden = filled(scores, lowest, ())
         scores = apply("where", seen, scores, hidden)
     return apply("maximum_scalar", scores, scalar=lowest)
 

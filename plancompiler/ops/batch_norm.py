@@ -52,6 +52,8 @@ def _planes(*arrays: Array) -> Iterator[tuple[Array, ...]]:
     """Arrays like x as [images, channels, space], in pieces of images that fit in cache."""
     flat = [array.reshape(*array.shape[:2], element_count(array.shape[2:])) for array in arrays]
     step = max(1, blocking.BLOCK_BYTES // max(1, flat[0][:1].nbytes))
+    if not isinstance(arrays[0], np.ndarray):
+        step = max(1, len(flat[0]))
     for start in range(0, len(flat[0]), step):
         yield tuple(array[start : start + step] for array in flat)
 
@@ -87,7 +89,7 @@ def _shared_count(context: KernelContext) -> float:
 
 def _mean_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (out,) = outputs
-    total = np.zeros(out.shape, np.float64)
+    total = context.arrays.zeros(out.shape, np.float64)
     for (x,) in _planes(*inputs):
         np.add(total, np.add.reduce(x, axis=(0, 2)), out=total)
     np.multiply(total, _shared_count(context), out=out, casting="same_kind")
@@ -107,7 +109,6 @@ define_op(
     gradient=of_one(_mean_gradient),
     linear=((0,),),
     flops=1,
-    portable=False,
     doc="The mean of each channel of x [n, c, ...] over batch and space, in at least float32: [c].",
 )
 
@@ -117,7 +118,7 @@ define_op(
 
 def _variance_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (x, mean), (out,) = inputs, outputs
-    total = np.zeros(out.shape, np.float64)
+    total = context.arrays.zeros(out.shape, np.float64)
     for (seen,) in _planes(x):
         work = scratch(context, "work", seen.shape, seen.dtype)
         np.subtract(seen, _channel(mean), out=work)
@@ -128,7 +129,7 @@ def _variance_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) ->
 
 def _variance_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (x, mean, dvariance), (dx, dmean) = inputs, outputs
-    total = np.zeros(dmean.shape, np.float64)
+    total = context.arrays.zeros(dmean.shape, np.float64)
     factor = _channel(dvariance * (2.0 * _shared_count(context)))
     for seen, made in _planes(x, dx):
         np.subtract(seen, _channel(mean), out=made)
@@ -151,7 +152,6 @@ define_op(
     kernel=in_float32(contiguous(_variance_kernel)),
     gradient=by_op("channel_variance", "channel_variance_grad"),
     flops=3,
-    portable=False,
     doc="(x [n, c, ...], mean [c]) -> the mean of (x - mean)² of each channel: [c].",
 )
 define_op(
@@ -164,7 +164,6 @@ define_op(
     flops=3,
     inplace=((0, 0),),
     linear=((2,),),
-    portable=False,
     doc="(x, mean, dvariance) -> (dx, dmean).",
 )
 
@@ -193,7 +192,7 @@ def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
     x, mean, variance, gamma, dy = inputs
     dx, *made = outputs
     rstd = _rstd(variance, context.attrs["eps"]).astype(np.float64)
-    plain, weighted = np.zeros((2, len(mean)), np.float64)
+    plain, weighted = (context.arrays.zeros(len(mean), np.float64) for _ in range(2))
     centre, factor = _channel(mean), _channel((gamma * rstd).astype(x.dtype))
     for seen, passed, back in _planes(x, dy, dx):
         work = scratch(context, "work", seen.shape, seen.dtype)
@@ -242,6 +241,5 @@ define_op(
     linear=((4,),),
     flops=5,
     inplace=((0, 0), (0, 4)),
-    portable=False,
     doc="(x, mean, variance, gamma, dy) -> (dx, dmean, dvariance, dgamma, dbeta).",
 )

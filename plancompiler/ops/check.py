@@ -17,7 +17,6 @@ Types = tuple[TensorType, ...]
 FLOATS = frozenset(dtype for dtype in DType if dtype.is_floating)
 INTEGERS = frozenset(dtype for dtype in DType if dtype.is_integer)
 NUMBERS = FLOATS | INTEGERS
-SIGNED = frozenset(dtype for dtype in NUMBERS if dtype.is_signed)
 ANY = frozenset(DType)
 
 

@@ -468,7 +468,6 @@ def _register(ndim: int) -> None:
             2 * element_count(inputs[0].shape) * prod(inputs[1].shape[1:])
         ),
         precision="low",
-        portable=ndim > 1,
         doc=f"The transposed {kind}: x [n, i, *windows] and weight [i, o / groups, *kernel] -> "
         "[n, o, *spatial], what each element passes back to its window. `output_padding` adds "
         "elements behind the last window.",

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from plancompiler.errors import ExecutionError
+from plancompiler.ir.operators import filled
 from plancompiler.ops.attributes import Int
 from plancompiler.ops.formula import by_formula
 from plancompiler.ops.gradient import by_op
@@ -31,28 +32,39 @@ def _refuse(what: str, got: int, expected: str) -> ExecutionError:
 class _Alignment:
     """Targets with blanks around their labels, and where paths may be."""
 
-    def __init__(self, given: Arrays, blank: int) -> None:
+    def __init__(self, arrays: Any, given: Arrays, blank: int) -> None:
+        """`arrays` is the namespace of what is given. What is wrong fails the run on the host; on
+        a device, which would have to be awaited, it makes the loss of its row not a number.
+        """
         logs, targets, lengths, sizes = given
         steps, batch, classes = logs.shape
+        if not blank < classes:
+            raise _refuse("the blank", blank, f"a class below {classes}")
+        self._wrong: Array | None = None
+        """On a device: the rows whose loss is not a number."""
         for what, values, most in (
             ("an input length", lengths, steps),
             ("a target length", sizes, targets.shape[1]),
         ):
             wrong = (values < 0) | (values > most)
-            if wrong.any():
+            if arrays is not np:
+                self._wrong = wrong if self._wrong is None else self._wrong | wrong
+            elif wrong.any():
                 raise _refuse(what, int(values[np.argmax(wrong)]), f"0 to {most}")
-        if not blank < classes:
-            raise _refuse("the blank", blank, f"a class below {classes}")
-        used = np.arange(targets.shape[1]) < sizes[:, None]
-        labels = np.where(used, targets, blank)
+        used = arrays.arange(targets.shape[1]) < sizes[:, None]
+        labels = np.where(used, targets, blank).astype(np.int64)
         wrong = (labels < 0) | (labels >= classes) | (used & (labels == blank))
-        if wrong.any():
+        if self._wrong is not None:
+            self._wrong = self._wrong | wrong.any(axis=1)
+            labels = np.where(wrong, 0, labels)
+        elif wrong.any():
             expected = f"a class below {classes}, and not the blank {blank}"
             raise _refuse("a label", int(labels[wrong][0]), expected)
-        self.places = np.full((batch, 2 * targets.shape[1] + 1), blank, np.int64)
-        self.places[:, 1::2] = labels
-        self.skips = np.zeros(self.places.shape, bool)
-        self.skips[:, 3::2] = labels[:, 1:] != labels[:, :-1]
+        self._arrays = arrays
+        self.places = arrays.full((batch, 2 * targets.shape[1] + 1), blank, np.int64)
+        np.copyto(self.places[:, 1::2], labels)
+        self.skips = arrays.zeros(self.places.shape, np.bool_)
+        np.copyto(self.skips[:, 3::2], labels[:, 1:] != labels[:, :-1])
         self.logs, self.lengths, self.ends = (
             logs,
             lengths.astype(np.int64),
@@ -65,15 +77,16 @@ class _Alignment:
 
     def forward(self) -> Iterator[Array]:
         """By time: logarithms of the probability of all beginnings of paths that end in a place."""
-        sums = np.full(self.places.shape, -np.inf, self.logs.dtype)
-        sums[:, 0] = 0.0
+        sums = self._nothing()
+        sums[:, :1].fill(0)
         for time in range(len(self.logs)):
             reached = sums if time else sums.copy()
             if time:
-                reached = np.logaddexp(sums, _moved(sums, 1))
-                reached = np.where(self.skips, np.logaddexp(reached, _moved(sums, 2)), reached)
+                reached = np.logaddexp(sums, self._moved(sums, 1))
+                skipped = np.logaddexp(reached, self._moved(sums, 2))
+                reached = np.where(self.skips, skipped, reached)
             else:
-                reached[:, 1:2] = 0.0
+                reached[:, 1:2].fill(0)
             alive = (time < self.lengths)[:, None]
             sums = np.where(alive, reached + self.emitted(time), sums)
             yield sums
@@ -82,54 +95,65 @@ class _Alignment:
         """From the last time on: those of all rests of paths after a place."""
         sums = self.finished()
         skips = np.zeros_like(self.skips)
-        skips[:, :-2] = self.skips[:, 2:]
+        np.copyto(skips[:, :-2], self.skips[:, 2:])
         for time in range(len(self.logs) - 1, -1, -1):
             yield sums
             later = sums + self.emitted(time)
-            reached = np.logaddexp(later, _moved(later, -1))
-            reached = np.where(skips, np.logaddexp(reached, _moved(later, -2)), reached)
+            reached = np.logaddexp(later, self._moved(later, -1))
+            reached = np.where(skips, np.logaddexp(reached, self._moved(later, -2)), reached)
             sums = np.where((time < self.lengths)[:, None], reached, sums)
 
     def finished(self) -> Array:
         """0 where a path may end, else the logarithm of 0."""
-        place, ends = np.arange(self.places.shape[1]), self.ends[:, None]
+        place, ends = self._arrays.arange(self.places.shape[1]), self.ends[:, None]
         may = (place == ends) | (place == ends - 1)
         return np.where(may, 0.0, -np.inf).astype(self.logs.dtype)
 
     def loss(self) -> Array:
-        last = np.full(self.places.shape, -np.inf, self.logs.dtype)
-        last[:, 0] = 0.0
+        last = self._nothing()
+        last[:, :1].fill(0)
         for sums in self.forward():
             last = sums
+        return -self.total(last)
+
+    def total(self, last: Array) -> Array:
+        """The logarithm of the probability of all paths, from that of those that end in a place."""
+        ended = last + self.finished()
+        top = ended.max(axis=1)
+        level = np.where(np.isfinite(top), top, 0)
         with np.errstate(divide="ignore"):
-            total: Array = -np.logaddexp.reduce(last + self.finished(), axis=1)
-        return total
+            total: Array = np.log(np.exp(ended - level[:, None]).sum(axis=1)) + level
+        return total if self._wrong is None else np.where(self._wrong, np.nan, total)
 
+    def _nothing(self) -> Array:
+        nothing: Array = self._arrays.full(self.places.shape, -np.inf, self.logs.dtype)
+        return nothing
 
-def _moved(sums: Array, by: int) -> Array:
-    """Places moved on, with nothing in those that become free."""
-    moved = np.full_like(sums, -np.inf)
-    if by > 0:
-        moved[:, by:] = sums[:, :-by]
-    else:
-        moved[:, :by] = sums[:, -by:]
-    return moved
+    def _moved(self, sums: Array, by: int) -> Array:
+        """Places moved on, with nothing in those that become free."""
+        moved = self._nothing()
+        if by > 0:
+            np.copyto(moved[:, by:], sums[:, :-by])
+        else:
+            np.copyto(moved[:, :by], sums[:, -by:])
+        return moved
 
 
 def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-    outputs[0][...] = _Alignment(inputs, context.attrs["blank"]).loss()
+    loss = _Alignment(context.arrays, inputs, context.attrs["blank"]).loss()
+    np.copyto(outputs[0], loss, casting="same_kind")
 
 
 def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     *given, dloss = inputs
     (out,) = outputs
-    alignment = _Alignment(given, context.attrs["blank"])
+    alignment = _Alignment(context.arrays, given, context.attrs["blank"])
     beginnings = list(alignment.forward())
     out.fill(0)
     if not beginnings:
         return
-    total = np.logaddexp.reduce(beginnings[-1] + alignment.finished(), axis=1)[:, None]
-    rows = np.arange(out.shape[1])
+    total = alignment.total(beginnings[-1])[:, None]
+    rows = context.arrays.arange(out.shape[1])
     # Where nothing is passed back, a loss may be infinite.
     passed = dloss != 0
     for back, rest in enumerate(alignment.backward()):
@@ -139,7 +163,8 @@ def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
             share = np.exp(beginnings[time] + rest - total)
         share = np.where(alive[:, None], share * -dloss[:, None], 0)
         for place in range(share.shape[1]):
-            out[time, rows, alignment.places[:, place]] += share[:, place]
+            at = (time, rows, alignment.places[:, place])
+            out[at] = out[at] + share[:, place]
 
 
 def _formula(attrs: AttrMap, logs: Any, targets: Any, lengths: Any, sizes: Any) -> Any:
@@ -148,7 +173,7 @@ def _formula(attrs: AttrMap, logs: Any, targets: Any, lengths: Any, sizes: Any) 
     count = targets.shape[1]
 
     def full(shape: tuple[int, ...], value: float, like: Any) -> Any:
-        return like._full(shape, like.dtype, value)  # noqa: SLF001  # what every tensor has
+        return filled(like, value, shape)
 
     def column(x: Any) -> Any:
         return x.reshape((batch, 1))
@@ -210,7 +235,6 @@ define_op(
     kernel=in_float32(_kernel),
     gradient=by_op("ctc_loss", "ctc_loss_grad"),
     flops=4,
-    portable=False,
     doc="Connectionist temporal classification of log-probabilities [t, n, c] against targets "
     "[n, s], of which the first `sizes` [n] count, in the first `lengths` [n] steps: a loss each.",
 )
@@ -223,6 +247,5 @@ define_op(
     gradient=by_formula(_grad_formula),
     linear=((4,),),
     flops=8,
-    portable=False,
     doc="The gradient of ctc_loss: (logs, targets, lengths, sizes, dloss) -> dlogs.",
 )

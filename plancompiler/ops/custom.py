@@ -30,7 +30,7 @@ from plancompiler.errors import (
 )
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import AttrValue, SourceLine, TensorType
-from plancompiler.ir.operators import TensorOperators
+from plancompiler.ir.operators import TensorOperators, filled
 from plancompiler.ir.sbp import Reduction
 from plancompiler.ir.source import shown_path
 from plancompiler.ops.attributes import Attribute, Like
@@ -444,7 +444,7 @@ def _gradient_of(name: str, function: Function) -> Any:
 
     def gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
         complete = [
-            out._full(out.shape, out.dtype, 0) if grad is None else grad  # noqa: SLF001  # what every tensor has
+            filled(out, 0) if grad is None else grad
             for out, grad in zip(outputs, grads, strict=True)
         ]
         given = tuple(inputs), tuple(outputs), tuple(complete)

@@ -85,7 +85,7 @@ def _row_order(context: KernelContext, first: int, last: int, count: int) -> Ind
     epochs, rows = np.divmod(positions, count)
     if context.attrs["shuffle"]:
         orders: dict[int, Indices] = context.state.setdefault("orders", {})
-        wanted = np.unique(epochs).tolist()
+        wanted = range(first // count, -(-last // count))
         for epoch in list(orders):
             if epoch not in wanted:
                 del orders[epoch]

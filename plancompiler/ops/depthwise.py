@@ -94,7 +94,7 @@ def convolve_transposed(
     """x [n, c, *windows] back through weight [c, 1, *kernel] into out, which is zero."""
     reflected = _reflected(window)
     if reflected is not None:
-        flipped = np.ascontiguousarray(np.flip(weight, tuple(range(2, weight.ndim))))
+        flipped = np.flip(weight, tuple(range(2, weight.ndim))).copy()
         _slide(context, reflected, x, flipped, out)
         return
     windows, spatial = x.shape[2:], out.shape[2:]

@@ -11,16 +11,20 @@ from typing import Any
 import numpy as np
 
 from plancompiler.errors import ShapeError
+from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
+from plancompiler.ir.operators import filled
 from plancompiler.ops.attributes import Dtype, Int
 from plancompiler.ops.gradient import by_op, of_one
 from plancompiler.ops.kernel import copy_unless_shared, of_box
 from plancompiler.ops.registry import (
+    Alias,
     Array,
     Arrays,
     AttrMap,
     KernelContext,
     Types,
+    View,
     apply,
     define_op,
 )
@@ -70,6 +74,21 @@ def _diagonal_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) ->
     np.copyto(outputs[0][..., local[2]], _diagonal_of(inputs[0], *local[:2]))
 
 
+def _alias(attrs: AttrMap, made: tuple[int, ...]) -> Alias:
+    row, column, length = max(0, -attrs["offset"]), max(0, attrs["offset"]), made[-1]
+    rows, columns = slice(row, row + length), slice(column, column + length)
+    return lambda array: _diagonal_of(array, rows, columns)
+
+
+def _put(source: Any, value: Any, attrs: AttrMap) -> Any:
+    """Matrices with `value` on their diagonals."""
+    rows, columns = source.shape[-2:]
+    places = {"rows": rows, "columns": columns, "offset": attrs["offset"]}
+    here = filled(value, True, dtype=DType.BOOL)
+    here, embedded = (apply("diag_embed", each, **places) for each in (here, value))
+    return apply("where", here, embedded, source)
+
+
 define_op(
     "diagonal",
     infer=_diagonal_infer,
@@ -81,6 +100,7 @@ define_op(
     linear=((0,),),
     extra=keeps_extremes,
     flops=0,
+    strided=View(_alias, _put, cuts=True),
     doc="A diagonal of each matrix [..., m, n]: [..., d]. With rows or columns split, each "
     "device has its elements, so the result is partial.",
 )

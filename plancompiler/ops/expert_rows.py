@@ -23,6 +23,7 @@ from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import balanced_range, element_count
 from plancompiler.ops.attributes import Bool, Int, Text
 from plancompiler.ops.exchange import Exchange
+from plancompiler.ops.kernel import on_host
 from plancompiler.ops.registry import (
     Array,
     Arrays,
@@ -299,7 +300,7 @@ define_op(
 
 
 def _segments(counts: Array) -> Iterator[tuple[int, int, slice]]:
-    """Piece, expert in it, and its rows."""
+    """Piece, expert in it, and its rows; of counts on the host."""
     for piece, each in enumerate(counts.tolist()):
         start = 0
         for expert, count in enumerate(each):
@@ -327,8 +328,9 @@ def _product_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> 
     (rows, counts, weight), (out,) = inputs, outputs
     if context.attrs["transpose"]:
         weight = weight.swapaxes(-1, -2)
-    for piece, made in enumerate(out):
-        made[int(counts[piece].sum()) :] = 0
+    counts = on_host(context, counts)
+    for piece, count in enumerate(counts.sum(axis=1).tolist()):
+        out[piece, count:].fill(0)
     for piece, expert, span in _segments(counts):
         np.matmul(rows[piece, span], weight[piece, expert], out=out[piece, span])
 
@@ -354,7 +356,7 @@ def _weight_gradients(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: 
 
 def _weight_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (left, right, counts), (out,) = inputs, outputs
-    for piece, expert, span in _segments(counts):
+    for piece, expert, span in _segments(on_host(context, counts)):
         np.matmul(left[piece, span].T, right[piece, span], out=out[piece, expert])
 
 
@@ -372,7 +374,6 @@ define_op(
     gradient=_product_gradients,
     linear=((0,), (2,)),
     flops=_flops,
-    portable=False,
     doc="(rows [p, c, d], counts [p, m], weight [p, m, d, f]) -> [p, c, f]: the rows of each "
     "piece, sorted by expert, each times its expert's matrix (with `transpose` [p, m, f, d]); rows "
     "beyond the counts become zero.",
@@ -385,7 +386,6 @@ define_op(
     gradient=_weight_gradients,
     linear=((0,), (1,)),
     flops=_flops,
-    portable=False,
     doc="(left [p, c, d], right [p, c, f], counts [p, m]) -> the sum of leftᵀ right over each "
     "expert's rows: the gradient of grouped_matmul's weight.",
 )

@@ -8,13 +8,13 @@ compiled execution and still higher derivatives follow from those ops.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plancompiler.errors import GradientError
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import AttrValue
-from plancompiler.ir.operators import Scalar, TensorOperators
+from plancompiler.ir.operators import Scalar, TensorOperators, filled
 from plancompiler.ir.placement import Placement
 from plancompiler.ir.sbp import NdSbp
 from plancompiler.ops.gradient import widened
@@ -53,7 +53,7 @@ class _Term(TensorOperators):
         return outputs
 
     def _full(self, shape: tuple[int, ...], dtype: DType, value: Scalar) -> _Term:
-        made = self.tensor._full(shape, dtype, value)  # noqa: SLF001  # what every tensor has
+        made = filled(self.tensor, value, shape, dtype)
         return _Term(made, self.steps, False)
 
     def _source(self, kind: str, attrs: Mapping[str, AttrValue]) -> tuple[_Term, ...]:
@@ -103,11 +103,6 @@ def _add(by_term: dict[int, Any], term: _Term, grad: Any) -> None:
     if grad is not None and term.varies:
         earlier = by_term.get(id(term))
         by_term[id(term)] = grad if earlier is None else earlier + grad
-
-
-def by_slope(slope: Callable[..., Any]) -> Gradient:
-    """The gradient of an op `(x, dy) -> slope(x) * dy`; `slope` is also given the attributes."""
-    return by_formula(lambda attrs, x, dy: slope(x, **attrs) * dy)
 
 
 def unless_first(usual: Gradient, formula: Formula) -> Gradient:

@@ -186,7 +186,7 @@ def _check_flat(attrs: AttrMap, inputs: Types, kind: str) -> tuple[int, ...]:
     return sizes
 
 
-def _segments(context: KernelContext) -> list[tuple[int, slice]]:
+def segments(context: KernelContext) -> list[tuple[int, slice]]:
     """Number and local place of every segment that this device holds a part of."""
     by_box = context.state.setdefault("segments", {})
     low, high = box = context.input_regions[0][0]
@@ -198,8 +198,8 @@ def _segments(context: KernelContext) -> list[tuple[int, slice]]:
             for number, (start, stop) in enumerate(pairs)
             if start < stop
         ]
-    segments: list[tuple[int, slice]] = by_box[box]
-    return segments
+    cut: list[tuple[int, slice]] = by_box[box]
+    return cut
 
 
 def _square_sums_infer(inputs: Types, attrs: AttrMap) -> Types:
@@ -210,7 +210,7 @@ def _square_sums_infer(inputs: Types, attrs: AttrMap) -> Types:
 def _square_sums_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (out,) = outputs
     out.fill(0)
-    for number, place in _segments(context):
+    for number, place in segments(context):
         for row, flat in zip(out, inputs, strict=True):
             row[number] = _square_sum(flat[place])
 
@@ -241,7 +241,7 @@ def _flat_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
     if skipped:
         copy_unless_shared(w, out)
         return
-    for number, place in _segments(context):
+    for number, place in segments(context):
         above, below = float(sums[0, number]), float(sums[1, number])
         trust = math.sqrt(above / below) if above > 0 and below > 0 else 1.0
         for each, step, to in blocks(w[place], u[place], out[place]):

@@ -208,11 +208,14 @@ define_op(
 # --- put_along_axis -------------------------------------------------------------------------------
 
 _COMBINED = {"mul": np.multiply, "max": np.maximum, "min": np.minimum}
-MODES = ("set", "add", *_COMBINED)
+PUTS = ("set", "same")
+"""Modes that put updates in the place of what was there. Of equal indices the last wins; with
+"same" these are known to have the same update, so that the gradient goes to all of them."""
+MODES = (*PUTS, "add", *_COMBINED)
 
 
 _PARTIAL_BY = {
-    "set": PARTIAL_SUM,
+    **dict.fromkeys(PUTS, PARTIAL_SUM),
     "add": PARTIAL_SUM,
     "max": Partial(Reduction.MAX),
     "min": Partial(Reduction.MIN),
@@ -223,7 +226,7 @@ _PARTIAL_BY = {
 def _put_infer(inputs: Types, attrs: AttrMap) -> Types:
     kind = "put_along_axis"
     x, indices, _ = inputs
-    if attrs["mode"] != "set":
+    if attrs["mode"] not in PUTS:
         expect_dtype(kind, x, NUMBERS)
     _expect_outside(kind, attrs["axis"], x.shape, indices)
     return (x,)
@@ -241,7 +244,7 @@ def _put_extra(inputs: Types, outputs: Types, attrs: AttrMap, parts: int) -> tup
     if part is None:
         return ()
     both = Signature((part, BROADCAST, part), (part,))
-    if attrs["mode"] == "set":
+    if attrs["mode"] in PUTS:
         return (both,)
     # Each device puts its own updates into its own part of x.
     split = Split(attrs["axis"])
@@ -277,10 +280,12 @@ def _put_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tens
         return dz, None, taken
     if attrs["mode"] == "mul":
         return _product_gradient(x, indices, updates, dz, axis)
-    if attrs["mode"] != "set":
+    if attrs["mode"] not in PUTS:
         return _extreme_gradient(x, indices, updates, outputs[0], dz, axis)
     zeros = apply_source(x, "fill", shape=updates.shape, dtype=str(x.dtype), value=0.0)
-    dx = apply("put_along_axis", dz, indices, zeros, axis=axis, mode="set")
+    dx = apply("put_along_axis", dz, indices, zeros, axis=axis, mode="same")
+    if attrs["mode"] == "same":
+        return dx, None, taken
     # Of equal indices only the last left its update: find which by putting their numbers instead.
     count = indices.shape[axis]
     numbers = apply_source(x, "arange", start=0, step=1, count=count, dtype="int64")
@@ -339,7 +344,8 @@ define_op(
     inplace=((0, 0),),
     portable=False,
     doc="(x, indices, updates) -> x with updates at the indices along `axis`, put there (of "
-    "equal indices the last wins), added, multiplied, or the greatest or least of all, by `mode`.",
+    "equal indices the last wins; with `same` all have the gradient), added, multiplied, or the "
+    "greatest or least of all, by `mode`.",
 )
 
 

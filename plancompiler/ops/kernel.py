@@ -110,6 +110,12 @@ _WHOLE: dict[int, np.dtype[Any]] = {
 }
 
 
+def on_host(context: KernelContext, array: Array) -> Array:
+    """A small array as one of the host, which has to wait where a device has it."""
+    copied: Array = array if context.arrays is np else context.arrays.asnumpy(array)
+    return copied
+
+
 def keep_where(x: Array, mask: Array, out: Array) -> None:
     """x where the mask is true, else 0, whatever x is there; arrays of floating numbers.
 

@@ -18,7 +18,7 @@ from plancompiler.ir.op import TensorType
 from plancompiler.ops.attributes import Bool, Dtype, Float, Int
 from plancompiler.ops.formula import by_formula
 from plancompiler.ops.gradient import of_one
-from plancompiler.ops.kernel import in_float32
+from plancompiler.ops.kernel import in_float32, on_host
 from plancompiler.ops.registry import (
     Array,
     Arrays,
@@ -166,15 +166,19 @@ define_op(
 )
 
 
-def _cofactors(x: Array) -> Array:
+def _cofactors(context: KernelContext, x: Array) -> Array:
     """With x = u s v, they are det(u v) u t v, where t has the products of all other s."""
     u, s, v = np.linalg.svd(x)
-    size = s.shape[-1]
-    others = np.repeat(s[..., None, :], size, axis=-2)
-    others[..., np.arange(size), np.arange(size)] = 1
+    places = context.arrays.arange(s.shape[-1])
+    one = context.arrays.ones((), dtype=s.dtype)
+    others = np.where(places[:, None] == places, one, s[..., None, :])
     sign = np.linalg.det(u) * np.linalg.det(v)
-    cofactors: Array = (u * np.prod(others, axis=-1)[..., None, :]) @ v * sign[..., None, None]
+    cofactors: Array = np.matmul(u * others.prod(axis=-1)[..., None, :], v) * sign[..., None, None]
     return cofactors
+
+
+def _cofactors_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    np.copyto(outputs[0], _factored(_cofactors, context, inputs[0]))
 
 
 def _cofactors_formula(attrs: AttrMap, x: Any) -> Any:
@@ -186,10 +190,9 @@ define_op(
     "cofactors",
     infer=_SQUARE,
     rule=_WHOLE,
-    kernel=_kernel(_cofactors),
+    kernel=in_float32(_cofactors_kernel),
     gradient=by_formula(_cofactors_formula),
     flops=lambda inputs, outputs, attrs: _cubic(inputs, 20),
-    portable=False,
     doc="The gradient of the determinant, also of matrices that cannot be inverted.",
 )
 
@@ -222,21 +225,24 @@ def _pinv_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Ten
     return (dx + product(product(across, y), product(down, right)),)
 
 
-def _pinv(x: Array, rank: int, rtol: float) -> Array:
+def _pinv(context: KernelContext, x: Array) -> Array:
+    rank, rtol = context.attrs["rank"], context.attrs["rtol"]
     u, s, v = np.linalg.svd(x, full_matrices=False)
     if rank < 0:
         share = rtol if rtol >= 0 else max(x.shape[-2:]) * float(np.finfo(x.dtype).eps)
-        kept = s > s.max(axis=-1, keepdims=True, initial=0) * share
+        kept = s > s.max(axis=-1, keepdims=True) * share
     else:
-        kept = np.broadcast_to(np.arange(s.shape[-1]) < rank, s.shape)
-    inverse = np.where(kept, 1 / np.where(kept, s, 1), 0)
-    turned: Array = v.swapaxes(-1, -2) * inverse[..., None, :] @ u.swapaxes(-1, -2)
+        kept = np.broadcast_to(context.arrays.arange(s.shape[-1]) < rank, s.shape)
+    inverse = kept / np.where(kept, s, context.arrays.ones((), dtype=s.dtype))
+    turned: Array = np.matmul(v.swapaxes(-1, -2) * inverse[..., None, :], u.swapaxes(-1, -2))
     return turned
 
 
 def _pinv_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-    attrs = context.attrs
-    np.copyto(outputs[0], _factored(_pinv, inputs[0], attrs["rank"], attrs["rtol"]))
+    if inputs[0].size:
+        np.copyto(outputs[0], _factored(_pinv, context, inputs[0]), casting="same_kind")
+    else:
+        outputs[0].fill(0)
 
 
 define_op(
@@ -247,7 +253,6 @@ define_op(
     kernel=in_float32(_pinv_kernel),
     gradient=_pinv_gradient,
     flops=lambda inputs, outputs, attrs: _cubic(inputs, 20),
-    portable=False,
     doc="Pseudoinverses (E. H. Moore, R. Penrose): of singular values up to those that rounding "
     "makes of zero, or of the `rank` greatest, or of those above `rtol` times the greatest.",
 )
@@ -433,23 +438,30 @@ define_op(
 # --- triangles of elimination ---------------------------------------------------------------------
 
 
-def _eliminated(x: Array) -> tuple[Array, Array]:
+def _eliminated(context: KernelContext, x: Array) -> tuple[Array, Array]:
     """Gauss's elimination with partial pivoting, of all matrices at once."""
+    arrays = context.arrays
     *batch, rows, columns = x.shape
     lu = x.reshape(math.prod(batch), rows, columns).copy()
     size = min(rows, columns)
-    pivots = np.zeros((len(lu), size), np.int32)
-    each = np.arange(len(lu))
+    pivots = arrays.zeros((len(lu), size), np.int32)
+    each, one = arrays.arange(len(lu)), arrays.ones((), dtype=lu.dtype)
     for step in range(size):
-        chosen = step + np.abs(lu[:, step:, step]).argmax(axis=1)
+        chosen = np.absolute(lu[:, step:, step]).argmax(axis=1) + step
         pivots[:, step] = chosen + 1
         lu[each, step], lu[each, chosen] = lu[each, chosen], lu[each, step]
         pivot = lu[:, step, step]
-        lu[:, step + 1 :, step] /= np.where(pivot == 0, 1, pivot)[:, None]
+        lu[:, step + 1 :, step] /= np.where(pivot == 0, one, pivot)[:, None]
         lu[:, step + 1 :, step + 1 :] -= (
             lu[:, step + 1 :, step, None] * lu[:, None, step, step + 1 :]
         )
     return lu.reshape(x.shape), pivots.reshape(*batch, size)
+
+
+def _lu_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    lu, pivots = _eliminated(context, inputs[0])
+    np.copyto(outputs[0], lu, casting="same_kind")
+    np.copyto(outputs[1], pivots)
 
 
 def _lu_infer(inputs: Types, attrs: AttrMap) -> Types:
@@ -490,10 +502,9 @@ define_op(
     infer=_lu_infer,
     operands="x F ... m n -> lu F, pivots int32",
     rule="... [m] [n] -> ... [p] [q], ... [r]",
-    kernel=_kernel(_eliminated),
+    kernel=in_float32(_lu_kernel),
     gradient=_lu_gradient,
     flops=lambda inputs, outputs, attrs: _cubic(inputs, 1),
-    portable=False,
     doc="A unit lower triangle and an upper triangle in one matrix, whose product is x with its "
     "rows swapped: row i with row pivots[i] - 1, one after the other, as in LAPACK.",
 )
@@ -504,13 +515,13 @@ def _pivot_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> No
     rows = out.shape[-1]
     *batch, count = pivots.shape
     flat = pivots.reshape(math.prod(batch), count).astype(np.int64) - 1
-    order = np.broadcast_to(np.arange(rows), (len(flat), rows)).copy()
-    each = np.arange(len(flat))
+    arange = context.arrays.arange
+    order = np.broadcast_to(arange(rows), (len(flat), rows)).copy()
+    each = arange(len(flat))
     for step in range(flat.shape[-1]):
         other = flat[:, step]
         order[each, step], order[each, other] = order[each, other], order[each, step]
-    out.fill(0)
-    np.put_along_axis(out, order.reshape(*out.shape[:-2], 1, rows), out.dtype.type(1), axis=-2)
+    np.copyto(out, arange(rows)[:, None] == order.reshape(*out.shape[:-2], 1, rows))
 
 
 define_op(
@@ -520,7 +531,6 @@ define_op(
     attrs=(Int("rows", least=0), Dtype("dtype")),
     kernel=_pivot_kernel,
     flops=0,
-    portable=False,
     doc="The permutation matrix that undoes the swaps of lu_factor: x = y l u.",
 )
 
@@ -545,15 +555,18 @@ _PADE = (
 )
 
 
-def _exponential(x: Array) -> Array:
-    """N. J. Higham (2005): the Padé approximant of order 13, of x scaled down, then squared."""
+def _exponential(context: KernelContext, x: Array) -> Array:
+    """N. J. Higham (2005): the Padé approximant of order 13, of x scaled down, then squared. A
+    device is waited for to know how often.
+    """
     if not x.size:
         return x
     wide = x.astype(np.float64)
-    norm = np.abs(wide).sum(axis=-2).max()
+    norm = float(on_host(context, np.absolute(wide).sum(axis=-2).reshape(-1)).max())
     squarings = max(0, math.ceil(math.log2(norm / 5.37))) if 0 < norm < math.inf else 0
     a = wide / 2.0**squarings
-    identity = np.eye(x.shape[-1])
+    places = context.arrays.arange(x.shape[-1])
+    identity = (places[:, None] == places).astype(np.float64)
     two = a @ a
     four = two @ two
     six = two @ four
@@ -566,6 +579,11 @@ def _exponential(x: Array) -> Array:
     for _ in range(squarings):
         y = y @ y
     return y
+
+
+def _exponential_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    made = _factored(_exponential, context, inputs[0])
+    np.copyto(outputs[0], made, casting="unsafe")
 
 
 def _exponential_gradient(attrs: AttrMap, x: Any, y: Any, dy: Any) -> Any:
@@ -582,9 +600,8 @@ define_op(
     "matrix_exp",
     infer=_SQUARE,
     rule=_WHOLE,
-    kernel=_kernel(_exponential),
+    kernel=in_float32(_exponential_kernel),
     gradient=of_one(_exponential_gradient),
     flops=lambda inputs, outputs, attrs: _cubic(inputs, 20),
-    portable=False,
     doc="The exponentials of square matrices: sums of xⁿ / n!.",
 )

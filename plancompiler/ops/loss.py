@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from plancompiler.errors import ExecutionError
+from plancompiler.ir.operators import filled
 from plancompiler.ops.attributes import Float, Int
 from plancompiler.ops.gradient import by_op
 from plancompiler.ops.kernel import contiguous
@@ -90,8 +91,8 @@ _LEAST_LOG = -100.0
 def _bounded_log(x: Any) -> Any:
     # Of 0 too the bound is a constant, where the slope of the logarithm is infinite.
     low = x <= math.exp(_LEAST_LOG)
-    safe = apply("where", low, x._full((), x.dtype, 1.0), x)  # noqa: SLF001  # what every tensor has
-    least = x._full((), x.dtype, _LEAST_LOG)  # noqa: SLF001  # as above
+    safe = apply("where", low, filled(x, 1.0, ()), x)
+    least = filled(x, _LEAST_LOG, ())
     return apply("where", low, least, safe.log())
 
 
@@ -125,11 +126,7 @@ register_pointwise(
 register_pointwise(
     "kl_div",
     lambda x, target: (
-        (
-            apply("where", target > 0, target, target._full((), target.dtype, 1.0)).log()  # noqa: SLF001  # as above
-            - x
-        )
-        * target
+        (apply("where", target > 0, target, filled(target, 1.0, ())).log() - x) * target
     ),
     "Kullback-Leibler divergence target * (log target - x) of log-probabilities x, per element; "
     "zero where the target is.",

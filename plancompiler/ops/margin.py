@@ -26,7 +26,8 @@ _MARGINS = ("margin1", "margin2", "margin3", "scale")
 _ATTRS = (*map(Float, _MARGINS), Int("ignore_index", IGNORE_INDEX))
 
 
-def _margins(attrs: AttrMap) -> tuple[float, float, float, float]:
+def margins(attrs: AttrMap) -> tuple[float, float, float, float]:
+    """The three margins and the scale."""
     first, second, third, scale = (attrs[name] for name in _MARGINS)
     margins = first, second, third, scale
     if not np.isfinite(margins).all():
@@ -35,7 +36,7 @@ def _margins(attrs: AttrMap) -> tuple[float, float, float, float]:
 
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
-    _margins(attrs)
+    margins(attrs)
     return inputs[:1]
 
 
@@ -47,7 +48,7 @@ def _targets(context: KernelContext, labels: Array) -> tuple[Array, Array]:
 
 def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (cosines, labels), (out,) = inputs, outputs
-    first, second, third, scale = _margins(context.attrs)
+    first, second, third, scale = margins(context.attrs)
     rows, columns = _targets(context, labels)
     width = cosines.shape[-1]
     x = cosines.reshape(labels.size, width)[rows, columns]
@@ -59,7 +60,7 @@ def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
 
 def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (cosines, labels, dy), (out,) = inputs, outputs
-    first, second, _, scale = _margins(context.attrs)
+    first, second, _, scale = margins(context.attrs)
     width = cosines.shape[-1]
     rows, columns = _targets(context, labels)
     x = cosines.reshape(labels.size, width)[rows, columns]
@@ -75,7 +76,7 @@ def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
 
 
 def _grad_formula(attrs: AttrMap, cosines: Any, labels: Any, dy: Any) -> Any:
-    first, second, _, scale = _margins(attrs)
+    first, second, _, scale = margins(attrs)
     passed = dy * scale
     if first == 1.0 and second == 0.0:
         return passed

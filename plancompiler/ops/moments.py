@@ -82,8 +82,8 @@ def _factored_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) ->
 
 def _inverse_root(moments: Array) -> Array:
     """1 / sqrt, and 0 where nothing was ever seen."""
-    roots: Array = np.zeros_like(moments)
-    np.divide(1.0, np.sqrt(moments), out=roots, where=moments > 0)
+    empty = moments <= 0
+    roots: Array = np.divide(1.0, np.sqrt(np.maximum(moments, 0.0) + empty)) * ~empty
     return roots
 
 
@@ -107,7 +107,6 @@ define_op(
     linear=((0,),),
     flops=3,
     inplace=((0, 0),),
-    portable=False,
     doc="(g [..., r, c], row moments, column moments, sum of the row moments) -> g over the "
     "root of the second moment that they stand for.",
 )

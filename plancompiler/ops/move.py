@@ -11,21 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
+from operator import itemgetter
 from types import EllipsisType
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.ir.op import TensorType
+from plancompiler.ir.operators import filled
 from plancompiler.ir.sbp import PARTIAL_SUM
 from plancompiler.ir.shard import Region
-from plancompiler.ops.attributes import Axes, Ints, Number, Shape
+from plancompiler.ops.attributes import Axes, Axis, Int, Ints, Number, Shape
 from plancompiler.ops.check import same_types
 from plancompiler.ops.elementwise import check_scalar
 from plancompiler.ops.gradient import of_one
 from plancompiler.ops.kernel import copy_unless_shared, of_box
 from plancompiler.ops.registry import (
+    Alias,
+    Array,
     Arrays,
     AttrMap,
     Kernel,
@@ -33,6 +38,7 @@ from plancompiler.ops.registry import (
     Rule,
     Tensors,
     Types,
+    View,
     apply,
     apply_source,
     define_op,
@@ -136,6 +142,12 @@ def _flip_maps(context: KernelContext) -> Mapping[int, AxisMap]:
     return {axis: lambda index, end=end: end - index for axis, end in last.items()}  # type: ignore[misc]  # the default binds the loop's value
 
 
+def _turned(attrs: AttrMap, made: tuple[int, ...]) -> Alias:
+    back, on = slice(None, None, -1), slice(None)
+    axes = attrs["axes"]
+    return itemgetter((*(back if axis in axes else on for axis in range(len(made))), ...))
+
+
 define_op(
     "flip",
     infer=same_types,
@@ -145,6 +157,11 @@ define_op(
     kernel=moving_kernel(_flip_maps),
     gradient=of_one(lambda attrs, x, y, dy: apply("flip", dy, **attrs)),
     **MOVES,
+    strided=View(
+        _turned,
+        lambda source, value, attrs: apply("flip", value, **attrs),
+        cuts=True,
+    ),
     doc="The elements in reverse order along axes.",
 )
 
@@ -431,6 +448,92 @@ define_op(
     flops=0,
     precision="following",
     doc="Elements put back where strided_slice took them from, into zeros of a shape.",
+)
+
+
+# --- unfold_axis ----------------------------------------------------------------------------------
+
+
+def _unfold_infer(inputs: Types, attrs: AttrMap) -> Types:
+    ((shape, dtype),), axis, size = inputs, attrs["axis"], attrs["size"]
+    if size > shape[axis]:
+        raise ShapeError(
+            "unfold_axis needs windows that fit the axis",
+            got=f"{size} elements of {shape[axis]}",
+            expected=f"at most {shape[axis]}",
+        )
+    count = (shape[axis] - size) // attrs["step"] + 1
+    return (TensorType((*shape[:axis], count, *shape[axis + 1 :], size), dtype),)
+
+
+def _unfold_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
+    axes, own = range(len(inputs[0].shape)), attrs["axis"]
+    x = " ".join("[n]" if axis == own else f"a{axis}" for axis in axes)
+    y = " ".join("[count]" if axis == own else f"a{axis}" for axis in axes)
+    return f"{x} -> {y} [size]"
+
+
+def _place_bounds(attrs: AttrMap, shape: Sequence[int], count: int, place: int) -> AttrMap:
+    """Bounds of the slice that has the elements at one place of all windows over an axis."""
+    axis, step = attrs["axis"], attrs["step"]
+    starts, stops, steps = [0] * len(shape), list(shape), [1] * len(shape)
+    starts[axis], stops[axis], steps[axis] = place, place + (count - 1) * step + 1, step
+    return {"starts": tuple(starts), "stops": tuple(stops), "steps": tuple(steps)}
+
+
+def _unfold_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    axis, step, size = (context.attrs[name] for name in ("axis", "step", "size"))
+    count = outputs[0].shape[axis]
+    for place in range(size):
+        places = slice(place, place + (count - 1) * step + 1, step)
+        np.copyto(outputs[0][..., place], inputs[0][(*(slice(None),) * axis, places)])
+
+
+def _unfold_gradient(attrs: AttrMap, x: Any, y: Any, dy: Any) -> Any:
+    total = None
+    for place in range(attrs["size"]):
+        bounds = _place_bounds(attrs, x.shape, y.shape[attrs["axis"]], place)
+        put = apply("strided_slice_grad", dy[..., place], shape=x.shape, **bounds)
+        total = put if total is None else total + put
+    return filled(x) if total is None else total
+
+
+def _windows_of(attrs: AttrMap, made: tuple[int, ...]) -> Alias:
+    axis, step = attrs["axis"], attrs["step"]
+
+    def windows(array: Array) -> Array:
+        along = array.strides[axis]
+        strides = (*array.strides[:axis], along * step, *array.strides[axis + 1 :], along)
+        return as_strided(array, made, strides)
+
+    return windows
+
+
+def _put_windows(source: Any, value: Any, attrs: AttrMap) -> Any:
+    for place in range(attrs["size"]):
+        bounds = _place_bounds(attrs, source.shape, value.shape[attrs["axis"]], place)
+        source = apply("slice_scatter", source, value[..., place], **bounds)
+    return source
+
+
+define_op(
+    "unfold_axis",
+    infer=_unfold_infer,
+    rule=_unfold_rule,
+    inputs=1,
+    attrs=(Axis(), Int("size", least=0), Int("step", least=1)),
+    kernel=_unfold_kernel,
+    gradient=of_one(_unfold_gradient),
+    **MOVES,
+    strided=View(
+        _windows_of,
+        _put_windows,
+        cuts=True,
+        overlaps=lambda attrs: attrs["size"] > attrs["step"],
+        on_host=True,
+    ),
+    doc="Windows of `size` elements of an axis, `step` apart, along a new last axis: [..., n, ...] "
+    "-> [..., count, ..., size].",
 )
 
 

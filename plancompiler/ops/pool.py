@@ -66,6 +66,8 @@ def _planes(ndim: int, *arrays: Array) -> Iterator[tuple[Array, ...]]:
     flat = [array.reshape(leading, *array.shape[array.ndim - ndim :]) for array in arrays]
     widest = max(prod(array.shape[1:]) * array.itemsize for array in flat)
     step = max(1, blocking.BLOCK_BYTES // max(1, widest))
+    if not isinstance(arrays[0], np.ndarray):
+        step = max(1, leading)
     for start in range(0, len(flat[0]), step):
         yield tuple(array[start : start + step] for array in flat)
 
@@ -290,7 +292,8 @@ def _register_average(ndim: int) -> None:
         if inverse is None:
             padded = context.attrs["count_padding"]
             counts = _counts(window, shape[-ndim:], windows[-ndim:], padded)
-            inverse = context.state["inverse"] = np.reciprocal(counts).astype(dtype)
+            inverse = context.arrays.asarray(np.reciprocal(counts).astype(dtype))
+            context.state["inverse"] = inverse
         return window.within(elements, windows), inverse
 
     def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -349,7 +352,6 @@ def _register_average(ndim: int) -> None:
         linear=((0,),),
         windows=_windows(ndim),
         flops=_pool_flops,
-        portable=False,
         doc=f"The average of each window over the last {ndim} axes, padding counted as zeros "
         "unless `count_padding` is false.",
     )
@@ -364,7 +366,6 @@ def _register_average(ndim: int) -> None:
         linear=((0,),),
         windows=grad_windows,
         flops=_grad_flops,
-        portable=False,
         doc=f"The gradient of {kind}: dy -> dx, whose last axes have the extents `size`.",
     )
 
@@ -418,7 +419,9 @@ def _register_adaptive(ndim: int) -> None:
 
         def shares(axis: int) -> Array:
             bins = _bins(shape[axis], size[axis], x.dtype)
-            return bins[slice(*seen[axis]), slice(*made[axis])]
+            own = np.ascontiguousarray(bins[slice(*seen[axis]), slice(*made[axis])])
+            placed: Array = context.arrays.asarray(own)
+            return placed
 
         _along_axes(context, x, y, shares)
 
@@ -429,7 +432,9 @@ def _register_adaptive(ndim: int) -> None:
 
         def shares(axis: int) -> Array:
             bins = _bins(shape[axis], size[axis], dy.dtype)
-            return bins[slice(*made[axis]), slice(*seen[axis])].T
+            own = np.ascontiguousarray(bins[slice(*made[axis]), slice(*seen[axis])].T)
+            placed: Array = context.arrays.asarray(own)
+            return placed
 
         _along_axes(context, dy, dx, shares)
 
@@ -469,7 +474,6 @@ def _register_adaptive(ndim: int) -> None:
         linear=((0,),),
         windows=windows,
         flops=2,
-        portable=False,
         doc=f"Averages over the last {ndim} axes to the extents `size`, over windows as equal "
         "as they can be.",
     )
@@ -484,7 +488,6 @@ def _register_adaptive(ndim: int) -> None:
         linear=((0,),),
         windows=grad_windows,
         flops=lambda inputs, outputs, attrs: 2 * element_count(outputs[0].shape),
-        portable=False,
         doc=f"The gradient of {kind}: dy -> dx, whose last axes have the extents `size`.",
     )
 

@@ -88,29 +88,37 @@ def _pieces(region: Region) -> Iterator[Region]:
             yield piece
 
 
-def offsets(shape: tuple[int, ...], region: Region) -> Words:
+def offsets(shape: tuple[int, ...], region: Region, arrays: Any = np) -> Words:
     """`GOLDEN * index` (modulo 2**64) of each element of a box, by its row-major global index."""
-    total: Words = np.zeros((), np.uint64)
+    total: Words = arrays.zeros((), np.uint64)
     stride = 1
     for extent, (start, stop) in zip(reversed(shape), reversed(region), strict=True):
-        steps = np.arange(start, stop, dtype=np.uint64)
+        steps = arrays.arange(start, stop, dtype=np.uint64)
         np.multiply(steps, np.uint64(stride * GOLDEN & _MASK), out=steps)
         total = np.add(steps.reshape(-1, *[1] * total.ndim), total)
         stride *= extent
     return total
 
 
-def words(start: int, shape: tuple[int, ...], region: Region) -> Words:
+def words(start: int, shape: tuple[int, ...], region: Region, arrays: Any = np) -> Words:
     """The stream's words of a box of a tensor with this global shape, one per element."""
-    mixed = np.asarray(offsets(shape, region))
+    mixed: Words = arrays.asarray(offsets(shape, region, arrays))
     np.add(mixed, np.uint64((start + GOLDEN) & _MASK), out=mixed)
     mix_words(mixed, np.empty_like(mixed))
     return mixed
 
 
 def _fill(
-    start: int, shape: tuple[int, ...], region: Region, dtype: np.dtype[Any], convert: Any
+    start: int,
+    shape: tuple[int, ...],
+    region: Region,
+    dtype: np.dtype[Any],
+    convert: Any,
+    arrays: Any,
 ) -> Array:
+    if arrays is not np:  # no cache is worth pieces there
+        made: Array = convert(words(start, shape, region, arrays)).astype(dtype)
+        return made
     numbers = np.empty(region_shape(region), dtype)
     for piece in _pieces(region):
         index = tuple(
@@ -141,12 +149,13 @@ def uniform(
     shape: tuple[int, ...],
     region: Region,
     dtype: np.dtype[Any] | str = "float64",
+    arrays: Any = np,
 ) -> Array:
     """Numbers in [0, 1), computed with 53 bits, of a box of a tensor with global `shape`.
 
     In a narrower dtype the greatest of them may round to 1.
     """
-    return _fill(stream(seed, key, step), shape, region, np.dtype(dtype), _uniform_of)
+    return _fill(stream(seed, key, step), shape, region, np.dtype(dtype), _uniform_of, arrays)
 
 
 def normal(
@@ -156,12 +165,13 @@ def normal(
     shape: tuple[int, ...],
     region: Region,
     dtype: np.dtype[Any] | str = "float64",
+    arrays: Any = np,
 ) -> Array:
     """Standard normal numbers of a box of a tensor with global `shape`.
 
     G. E. P. Box, M. E. Muller: A Note on the Generation of Random Normal Deviates, 1958.
     """
-    return _fill(stream(seed, key, step), shape, region, np.dtype(dtype), _normal_of)
+    return _fill(stream(seed, key, step), shape, region, np.dtype(dtype), _normal_of, arrays)
 
 
 def permutation(seed: int, key: int | str, n: int) -> np.ndarray[Any, np.dtype[np.int64]]:

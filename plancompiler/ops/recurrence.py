@@ -20,6 +20,7 @@ import numpy as np
 
 from plancompiler.errors import ShapeError
 from plancompiler.ir.op import TensorType
+from plancompiler.ir.operators import filled
 from plancompiler.ir.shard import element_count
 from plancompiler.ops.attributes import Attribute, Bool, Text
 from plancompiler.ops.formula import by_formula
@@ -260,7 +261,7 @@ def _before(h0: Any, y: Any, attrs: AttrMap) -> Any:
 
 
 def _or_zeros(grad: Any, like: Any) -> Any:
-    return like._full(like.shape, like.dtype, 0.0) if grad is None else grad  # noqa: SLF001  # what every tensor has
+    return filled(like) if grad is None else grad
 
 
 def _unless(side: int, usual: Gradient, formula: Formula) -> Gradient:

@@ -161,7 +161,15 @@ class View:
     None where elements of the output share memory, so that it cannot be changed.
     """
     cuts: bool = False
-    """The output lacks elements of the input."""
+    """The output lacks elements of the input, or turns an axis around."""
+    overlaps: Callable[[AttrMap], bool] = lambda attrs: False
+    """Whether elements of the output share memory with these attributes, as where `put` is None."""
+    on_host: bool = False
+    """`take` needs NumPy's arrays: on devices the output is a copy that is kept up to date."""
+
+    def writable(self, attrs: AttrMap) -> bool:
+        """Whether the output can be changed in place."""
+        return self.put is not None and not self.overlaps(attrs)
 
 
 Formula = Callable[..., Any]

@@ -15,6 +15,7 @@ import numpy as np
 from plancompiler.errors import ExecutionError
 from plancompiler.ops.attributes import Int, Text
 from plancompiler.ops.gradient import by_op
+from plancompiler.ops.kernel import on_host
 from plancompiler.ops.registry import Array, Arrays, AttrMap, KernelContext, Types, define_op
 
 OVERFLOW = ("error", "drop")
@@ -26,7 +27,7 @@ def _runs(
 ) -> Iterator[tuple[int, int, int, int]]:
     """Of each group and expert held here: both their places, the first row, and how many rows."""
     drop = context.attrs["overflow"] == "drop"
-    counts = counts.astype(np.int64, copy=False)
+    counts = on_host(context, counts).astype(np.int64, copy=False)
     ends = np.cumsum(counts, axis=1)
     if counts.size and (counts.min() < 0 or ends[:, -1].max() > rows):
         worst = int(np.argmax((counts.min(axis=1) < 0) | (ends[:, -1] > rows)))
@@ -77,7 +78,6 @@ define_op(
     linear=((0,),),
     flops=0,
     takes_bfloat16=True,
-    portable=False,
     doc="(rows [g, r, ...], counts [g, e]) -> [g, e, capacity, ...]: each group's rows, sorted "
     "by expert, in places by expert, the others zero. Rows beyond the capacity fail the run, "
     "or with `overflow` 'drop' are left out.",
@@ -110,7 +110,6 @@ define_op(
     linear=((0,),),
     flops=0,
     takes_bfloat16=True,
-    portable=False,
     doc="(packed [g, e, c, ...], counts [g, e]) -> [g, rows, ...]: the inverse of pack_rows; "
     "rows that were dropped, and those beyond the counts, are zero.",
 )

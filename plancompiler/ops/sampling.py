@@ -25,7 +25,8 @@ from plancompiler.ops.rule import operand_line
 def _words(context: KernelContext) -> random.Words:
     """A random word per element of this device's box."""
     start = random.stream_of(context)
-    return random.words(start, context.output_shapes[0], context.output_regions[0])
+    shape, region = context.output_shapes[0], context.output_regions[0]
+    return random.words(start, shape, region, context.arrays)
 
 
 def _register(
@@ -55,7 +56,6 @@ def _register(
             *attributes,
         ),
         kernel=kernel,
-        portable=False,
         doc=doc + " Attribute `key` names the stream of numbers.",
     )
 
@@ -83,6 +83,7 @@ def _unit(context: KernelContext) -> Array:
         context.step,
         context.output_shapes[0],
         context.output_regions[0],
+        arrays=context.arrays,
     )
 
 
@@ -120,6 +121,7 @@ def _normal(context: KernelContext) -> Array:
         context.step,
         context.output_shapes[0],
         context.output_regions[0],
+        arrays=context.arrays,
     )
     np.multiply(numbers, context.attrs["std"], out=numbers)
     return np.add(numbers, context.attrs["mean"], out=numbers)
@@ -302,7 +304,8 @@ def _permutation(context: KernelContext) -> Array:
     # Every device orders all words, as their order is what the numbers are.
     (count,) = context.output_shapes[0]
     start = random.stream_of(context)
-    order = np.argsort(random.words(start, (count,), ((0, count),)), kind="stable")
+    words = random.words(start, (count,), ((0, count),), context.arrays)
+    order = np.argsort(words, kind="stable")
     return order[slice(*context.output_regions[0][0])]
 
 

@@ -112,15 +112,12 @@ def _cumprod_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays
     axis = context.attrs["axis"]
     x, dy, dx = (np.moveaxis(array, axis, -1) for array in (*inputs, *outputs))
     zeros = np.equal(x, 0)
-    if not zeros.any():
+    if isinstance(x, np.ndarray) and not zeros.any():  # of a device it would have to be awaited
         np.divide(_sum_of_rest(x, dy), x, out=dx)
         return
-    seen = np.logical_or.accumulate(zeros, axis=-1)
-    first = zeros.copy()
-    first[..., 1:] &= ~seen[..., :-1]
-    safe = np.where(first, 1, x)
-    again = seen & (np.add.accumulate(zeros, axis=-1, dtype=np.int64) > 1)
-    at_first = _sum_of_rest(safe, dy, again)
+    count = np.add.accumulate(zeros, axis=-1, dtype=np.int64)
+    first, seen, again = zeros & (count == 1), count > 0, count > 1
+    at_first = _sum_of_rest(np.where(first, 1, x), dy, again)
     before = np.divide(_sum_of_rest(x, dy, seen), np.where(zeros, 1, x))
     np.copyto(dx, np.where(first, at_first, np.where(seen, 0, before)))
 
@@ -163,7 +160,6 @@ define_op(
     kernel=in_float32(_cumprod_grad_kernel),
     gradient=by_formula(_cumprod_grad_formula),
     linear=((1,),),
-    portable=False,
     doc="The gradient of cumprod, also where elements are zero: (x, dy) -> dx.",
 )
 
@@ -171,15 +167,30 @@ define_op(
 # --- cummax and cummin ----------------------------------------------------------------------------
 
 
+def _accumulate(ufunc: np.ufunc, x: Array, out: Array) -> None:
+    """`ufunc.accumulate` along the last axis. Devices do not have it: there each step doubles the
+    number of elements that each has seen (W. D. Hillis, G. L. Steele, "Data Parallel Algorithms",
+    1986).
+    """
+    if isinstance(x, np.ndarray):
+        ufunc.accumulate(x, axis=-1, out=out)
+        return
+    seen, made = 1, x.copy()
+    while seen < x.shape[-1]:
+        following = ufunc(made[..., seen:], made[..., :-seen])
+        np.copyto(made[..., seen:], following)
+        seen *= 2
+    np.copyto(out, made)
+
+
 def _register_extreme(kind: str, ufunc: np.ufunc, what: str) -> None:
     def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         axis = context.attrs["axis"]
         x, values, indices = (np.moveaxis(array, axis, -1) for array in (*inputs, *outputs))
-        ufunc.accumulate(x, axis=-1, out=values)
+        _accumulate(ufunc, x, values)
         # An element that is the running extreme is its latest place; others keep the one before.
-        places = np.arange(x.shape[-1], dtype=np.int64)
-        np.multiply(np.equal(x, values), places, out=indices)
-        np.maximum.accumulate(indices, axis=-1, out=indices)
+        places = context.arrays.arange(x.shape[-1], dtype=np.int64)
+        _accumulate(np.maximum, np.equal(x, values) * places, indices)
 
     define_op(
         kind,
@@ -188,7 +199,6 @@ def _register_extreme(kind: str, ufunc: np.ufunc, what: str) -> None:
         attrs=(Axis(),),
         kernel=kernel,
         gradient=at_indices(kind),
-        portable=False,
         doc=f"The {what} of all elements up to each along an axis, and its latest index.",
     )
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from plancompiler.ir.operators import filled
 from plancompiler.ops.attributes import Int
 from plancompiler.ops.formula import by_formula
 from plancompiler.ops.gradient import widened
@@ -84,10 +85,7 @@ def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
 def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     logits, labels, shift = inputs
     wide = outputs[0].dtype
-    dtotal, dtarget = (
-        shift._full(shift.shape, wide, 0.0) if grad is None else grad  # noqa: SLF001  # what every tensor has
-        for grad in grads
-    )
+    dtotal, dtarget = (filled(shift, 0.0, dtype=wide) if grad is None else grad for grad in grads)
     dlogits = apply("class_sums_grad", logits, labels, shift, dtotal, dtarget, **attrs)
     counted = labels.not_equal(attrs["ignore_index"]).cast(wide)
     dshift = -(outputs[0] * dtotal) - counted * dtarget

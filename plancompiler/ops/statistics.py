@@ -10,6 +10,7 @@ import numpy as np
 
 from plancompiler.errors import AttributeValueError
 from plancompiler.ir.dtype import DType
+from plancompiler.ir.operators import filled
 from plancompiler.ir.sbp import Reduction
 from plancompiler.ops.attributes import Float
 from plancompiler.ops.check import ANY, FLOATS
@@ -57,7 +58,7 @@ def _prod_gradient(attrs: AttrMap, x: Any, y: Any, dy: Any) -> Any:
     # constant, which only third derivatives would see.
     axes = attrs["axes"]
     is_zero = x.equal(0)
-    none, one = (x._full((), x.dtype, value) for value in (0.0, 1.0))  # noqa: SLF001  # what every tensor has
+    none, one = (filled(x, value, ()) for value in (0.0, 1.0))
     safe, zeros = apply("where", is_zero, one, x), apply("where", is_zero, x, none)
     product = apply("prod", safe, axes=axes, keepdims=True)
     count = is_zero.cast(x.dtype)

@@ -31,6 +31,7 @@ import numpy as np
 
 from plancompiler.errors import DataError
 from plancompiler.ir.shard import Region, region_index
+from plancompiler.ir.whole_file import regular_file
 from plancompiler.ops.registry import Array
 from plancompiler.plan.arrays import MAX_HEADER, StoredTensor, parse_header
 
@@ -40,8 +41,8 @@ Version = tuple[int, int, int, int]
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 """Of a member of a zip archive: its mark, and the lengths of its name and of what follows that."""
-_LEAST_READ = 1 << 10
-"""Bytes: shorter pieces are copied from a map."""
+_LEAST_READ = 128 << 10
+"""Bytes: shorter pieces are copied from a map, whose page faults cost less than a call for each."""
 _READ_AT_ONCE = 8 << 20
 _MOST_UNPACKED = 1040
 """Bytes that a byte of the deflate format can stand for."""
@@ -57,7 +58,8 @@ class DataFile:
     def __init__(self, path: str) -> None:
         self.path = path
         try:
-            self.version = _version_of(Path(path).stat())
+            with regular_file(path) as file:
+                self.version = _version_of(os.fstat(file.fileno()))
         except OSError as error:
             raise _unreadable(path, error) from None
 
@@ -79,7 +81,7 @@ class DataFile:
     def opened(self) -> Iterator[BinaryIO]:
         """The file, open for reading."""
         try:
-            with Path(self.path).open("rb") as file:
+            with regular_file(self.path) as file:
                 now = _version_of(os.fstat(file.fileno()))
                 if now != self.version:
                     raise self._changed(now)
@@ -308,8 +310,8 @@ def read_box(path: str, key: str, region: Region, out: Array, shape: tuple[int, 
     shape; floating numbers may have another dtype there. The array is read as one of `shape`, which
     has as many elements.
 
-    Bytes that lie in the file in one piece are read in one piece: page faults of a map that is
-    read once take longer. Raises DataError as `stored_tensor`.
+    Long runs of bytes are read in one piece each: page faults of a map that is read once take
+    longer. Raises DataError as `stored_tensor`.
     """
     file = DataFile(path)
     place = _place_in(file, key)

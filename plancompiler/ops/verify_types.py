@@ -10,7 +10,7 @@ from plancompiler.errors import JobError, PlanCompilerError
 from plancompiler.ir import Job, Op, Value
 from plancompiler.ir.sbp import Split
 from plancompiler.ir.shard import element_count
-from plancompiler.ops.registry import Types, infer_types
+from plancompiler.ops.registry import Types, infer_types, op_def
 
 MAX_TENSOR_BYTES = 1 << 56
 """Of one global tensor. The bytes of all that a rank holds are counted in 64 bits."""
@@ -43,6 +43,9 @@ def verify_types(job: Job) -> None:
                 got=", ".join(map(str, op.outputs)) or "nothing",
                 expected=", ".join(map(str, types)) or "nothing",
             )
+        for _, source in op_def(op.kind).mutates:
+            if op.inputs[source].placement != op.placement:
+                raise _wrong(op, "an op changes a value in place elsewhere", op.inputs[source])
         for value in op.outputs:
             _verify_value(op, value)
             made[value.name] = value

@@ -60,6 +60,11 @@ def keeps_order(kind: str, attrs: AttrMap, shape: tuple[int, ...], made: tuple[i
     return view_of(kind).take(attrs, made)(whole).flags.c_contiguous
 
 
+def in_order(shape: tuple[int, ...], strides: Strides) -> bool:
+    """Whether a tensor of these strides is in row-major order."""
+    return as_strided(_BYTE, shape, strides).flags.c_contiguous
+
+
 def _reshaped_strides(
     shape: tuple[int, ...], strides: Strides, made: tuple[int, ...]
 ) -> Strides | None:

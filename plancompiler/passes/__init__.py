@@ -112,8 +112,9 @@ def each_pass(job: Job) -> Iterator[tuple[PassRecord, Job]]:
     for each in chosen(config_of(job)):
         before, begin = len(job.ops), time.perf_counter()
         result = each.run(job)
+        if result.job is not job:
+            verify_job(result.job)
         job = result.job
-        verify_job(job)
         record = PassRecord(
             each.name,
             result.summary,

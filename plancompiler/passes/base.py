@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -54,8 +55,11 @@ class PassRecord:
 
 
 def with_ops(job: Job, ops: Iterable[Op]) -> Job:
-    """The job with other ops."""
-    return replace(job, ops=tuple(ops))
+    """The job with other ops; the job itself where they are those that it has."""
+    others = tuple(ops)
+    if len(others) == len(job.ops) and all(map(operator.is_, others, job.ops)):
+        return job
+    return replace(job, ops=others)
 
 
 def rewired(op: Op, instead: Mapping[str, Value]) -> Op:

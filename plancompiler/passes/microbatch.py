@@ -89,6 +89,16 @@ def split_into_microbatches(job: Job, options: MicrobatchOptions) -> PassResult:
     return PassResult(cut, _summary(cut, pipeline))
 
 
+def batch_axes(job: Job, options: MicrobatchOptions) -> dict[str, int]:
+    """The axis of each value, by its name, along which so many micro-batches would cut it.
+
+    Raises MicrobatchError as `split_into_microbatches` does.
+    """
+    layouts = _LayoutsInTime(job, options)
+    layouts.walk()
+    return {name: sbp.axis for name, sbp in layouts.made.items() if isinstance(sbp, Split)}
+
+
 def _summary(job: Job, pipeline: Pipeline) -> str:
     kinds = [pipeline.segments[op.micro.segment].kind for op in job.ops if op.micro is not None]
     before, after = kinds.count(SegmentKind.PROLOGUE), kinds.count(SegmentKind.EPILOGUE)
@@ -190,7 +200,10 @@ class _LayoutsInTime:
         )
         known = self._choices.get(key)
         if known is None:
-            known = self._cheapest(op, whole)
+            if self._is_for_sums(op) and self._price(op, whole) is not None:
+                known = whole, Rate.LATE
+            else:
+                known = self._cheapest(op, whole)
             if known is None:
                 return None
             self._choices[key] = known
@@ -207,6 +220,22 @@ class _LayoutsInTime:
         if best is None:
             return None
         return best, Rate.LATE if best == whole else Rate.MICRO
+
+    def _is_for_sums(self, op: Op) -> bool:
+        """Whether an update's op had better run once on the sum of a gradient than on every part:
+        it leaves size and dtype as they are, as the division by a loss's scale does. Where
+        gradients are reduced in every micro-batch, their sums would be held whole before it.
+        """
+        (made,) = op.outputs[:1]
+        return (
+            op.origin.phase is Phase.UPDATE
+            and not self._reduce_each
+            and all(
+                value.type == made.type
+                for value in op.inputs
+                if isinstance(self.made[value.name], Partial)
+            )
+        )
 
     def _read_whole(self, op: Op) -> bool:
         """Have the data read as a whole behind what an op wants whole; whether there is such data.

@@ -5,8 +5,9 @@ Under tensor parallelism a block ends in partial sums, which an all-reduce makes
 device; norms, dropout and residual additions then do the same work on all of them. An all-reduce is
 a reduce-scatter and an all-gather. This pass moves the two apart: partial sums are reduce-scattered
 along the sequence, what follows works on one share of the positions, and the next block gathers its
-input. Backward does the same with gradients. The bytes moved stay the same; each device keeps one
-share of the activations between blocks.
+input. Backward does the same with gradients, and gathers again what forward has gathered and both
+read, so that each device keeps one share of the activations between blocks. But for that the bytes
+moved stay the same.
 
 The pass writes demands into the job (`redistribute` along one mesh axis) and leaves all else to the
 inference of layouts. It follows each value's layout along the tensor-parallel axis, by a walk over
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from plancompiler.errors import UsageError
 from plancompiler.ir import (
@@ -35,6 +37,7 @@ from plancompiler.ir import (
     Origin,
     Partial,
     Phase,
+    Placement,
     Sbp,
     Split,
     Value,
@@ -53,6 +56,7 @@ from plancompiler.passes.base import (
     rewired,
     with_ops,
 )
+from plancompiler.passes.microbatch import MicrobatchOptions
 
 _WALKS = 4
 """Walks at most: each splits the values that enter the stream where they are made."""
@@ -81,8 +85,9 @@ def split_sequences(job: Job, config: SequenceOptions) -> PassResult:
         return PassResult(job, "off")
     check_axes(job, config.tp_axes, "sequence_parallel", "tp_axes")
     summaries, notes = [], []
+    microbatches = cast("MicrobatchOptions", job.config).microbatches
     for axis in config.tp_axes:
-        walk = _along(job, axis)
+        walk = _along(job, axis, microbatches)
         job = with_ops(job, walk.ops)
         notes += walk.notes
         if walk.scattered:
@@ -105,11 +110,11 @@ def split_sequences(job: Job, config: SequenceOptions) -> PassResult:
     return PassResult(job, "; ".join(summaries), tuple(dict.fromkeys(notes)))
 
 
-def _along(job: Job, axis: str) -> _Walk:
+def _along(job: Job, axis: str, microbatches: int) -> _Walk:
     """The last walk along a mesh axis: the one that finds no new way into the stream."""
     entries: frozenset[str] = frozenset()
     for _ in range(_WALKS):
-        walk = _Walk(job, axis, entries)
+        walk = _Walk(job, axis, entries, microbatches)
         if walk.beside <= entries:
             break
         entries |= walk.beside
@@ -140,16 +145,23 @@ def _read_by_updates(job: Job) -> set[str]:
 class _Walk:
     """One walk over a job's ops, with layouts along one mesh axis."""
 
-    def __init__(self, job: Job, axis: str, entries: frozenset[str]) -> None:
-        self._axis, self._entries = axis, entries
+    def __init__(self, job: Job, axis: str, entries: frozenset[str], microbatches: int) -> None:
+        self._axis, self._entries, self._microbatches = axis, entries, microbatches
         self._producers, self._for_updates = producers_of(job), _read_by_updates(job)
+        self._split_shapes = {op.outputs[0].shape for op in job.ops if self._is_split_variable(op)}
         self._layout: dict[str, Sbp] = {}
         self._instead: dict[str, Value] = {}
         """What readers read from now on, by the name of what they would read."""
         self._stream: set[str] = set()
         """Values that are split along the sequence because of this pass."""
-        self._whole: dict[str, Value] = {}
-        """Gathered forms of values of the stream."""
+        self._whole: dict[tuple[str, Phase], Value] = {}
+        """Gathered forms of values of the stream, by the phase that reads them."""
+        self._forward: set[str] = set()
+        """Values that forward makes."""
+        self._working: dict[tuple[Phase, Placement], str] = {}
+        """The last op that made a partial value or read a gathered one, by phase and mesh: while it
+        works, what the next one reads may be gathered.
+        """
         self.beside: frozenset[str] = frozenset()
         """Whole values that are read beside the stream."""
         self.notes: list[str] = []
@@ -163,6 +175,10 @@ class _Walk:
             op = self._visit(op, demands)
             yield from demands
             yield op
+            if op.origin.phase is Phase.FORWARD:
+                self._forward.update(
+                    value.name for each in (*demands, op) for value in each.outputs
+                )
             for value in op.outputs:
                 if value.name in self._entries and self._of(value) == BROADCAST:
                     self.entries += 1
@@ -176,6 +192,15 @@ class _Walk:
         if self._axis not in axes or op.placement.hierarchy[axes.index(self._axis)] == 1:
             return None
         return axes.index(self._axis)
+
+    def _is_split_variable(self, op: Op) -> bool:
+        position = self._position(op)
+        return (
+            op.kind == "variable"
+            and op.sbp is not None
+            and position is not None
+            and isinstance(op.sbp[position], Split)
+        )
 
     def _of(self, value: Value) -> Sbp:
         return self._layout.get(value.name, BROADCAST)
@@ -270,6 +295,8 @@ class _Walk:
         if not fitting:
             return None
         best = min(fitting, key=lambda each: len(changed(each)))
+        if self._adds_up_more(op, best, signatures):
+            return None
         forward = op.origin.phase is Phase.FORWARD
         if forward and any(value.name in self._stream for value in op.inputs):
             for at in changed(best):
@@ -278,8 +305,33 @@ class _Walk:
                     self.beside |= self._ways_in(value)
         return best
 
+    def _adds_up_more(self, op: Op, sliced: Signature, signatures: Sequence[Signature]) -> bool:
+        """Whether gradients of split parameters had better be made of the gathered stream, each
+        device its share of them: where a micro-batch of the stream has fewer bytes than the partial
+        sums would have. Such is that of an embedding whose rows are split: every device would add
+        up the gradient of the whole table.
+        """
+        if not all(
+            value.name in self._for_updates and value.shape in self._split_shapes
+            for value in op.outputs
+        ):
+            return False
+        whole = tuple(
+            BROADCAST if value.name in self._stream else entry
+            for value, entry in zip(op.inputs, map(self._of, op.inputs), strict=True)
+        )
+        shared = any(
+            each.inputs == whole and all(isinstance(made, Split) for made in each.outputs)
+            for each in signatures
+        )
+        gathered = sum(_nbytes(value) for value in op.inputs if value.name in self._stream)
+        partial = _partial_bytes(op.outputs, sliced.outputs)
+        return shared and gathered < self._microbatches * partial
+
     def _record(self, op: Op, signature: Signature) -> None:
         streaming = any(value.name in self._stream for value in op.inputs)
+        if any(isinstance(entry, Partial) for entry in signature.outputs):
+            self._working[op.origin.phase, op.placement] = op.name
         for value, entry in zip(op.outputs, signature.outputs, strict=True):
             self._layout[value.name] = entry
             if streaming and _is_activation(value) and entry == SPLIT:
@@ -331,16 +383,25 @@ class _Walk:
             return None
         self.gathered += len(own)
         demands += own
+        self._working[op.origin.phase, op.placement] = op.name
         return fed, chosen
 
     def _gathered(self, value: Value, reader: Op, demands: list[Op]) -> Value:
-        """The whole form of a value of the stream, for the op that reads it and later ones."""
-        known = self._whole.get(value.name)
-        if known is None:
-            demand = self._redistribute(value, BROADCAST, "sequence_whole", reader)
+        """The whole form of a value of the stream, for the op that reads it and later ones of its
+        phase. Backward gathers again what forward has, so that only shares are kept for it.
+        """
+        phase = reader.origin.phase
+        key = value.name, phase
+        if key not in self._whole:
+            suffix = "sequence_whole"
+            late: str | None = None
+            if phase is not Phase.FORWARD and value.name in self._forward:
+                suffix = f"sequence_whole_{phase}"
+                late = self._working.get((phase, reader.placement), "")
+            demand = self._redistribute(value, BROADCAST, suffix, reader, late)
             demands.append(demand)
-            known = self._whole[value.name] = demand.outputs[0]
-        return known
+            self._whole[key] = demand.outputs[0]
+        return self._whole[key]
 
     def _demand(self, value: Value, like: Op) -> Op:
         """What splits a value along the sequence; all later readers read that instead."""
@@ -349,7 +410,9 @@ class _Walk:
         self._stream.add(op.outputs[0].name)
         return op
 
-    def _redistribute(self, value: Value, entry: Sbp, suffix: str, like: Op) -> Op:
+    def _redistribute(
+        self, value: Value, entry: Sbp, suffix: str, like: Op, late: str | None = None
+    ) -> Op:
         made = replace(value, name=f"{value.name}:{suffix}")
         placement = value.placement
         position = (placement.axes or ()).index(self._axis)
@@ -360,7 +423,7 @@ class _Walk:
             "redistribute",
             (value,),
             (made,),
-            freeze_attrs({"along": self._axis}),
+            freeze_attrs({"along": self._axis} | ({} if late is None else {"late": late})),
             placement,
             NdSbp.broadcast(placement.ndim).replace(position, entry),
             like.source,
@@ -393,7 +456,11 @@ class _Walk:
 def _partial_bytes(values: Sequence[Value], layouts: Sequence[Sbp]) -> int:
     """Bytes of the partial ones among values."""
     return sum(
-        element_count(value.shape) * value.dtype.itemsize
+        _nbytes(value)
         for value, entry in zip(values, layouts, strict=True)
         if isinstance(entry, Partial)
     )
+
+
+def _nbytes(value: Value) -> int:
+    return element_count(value.shape) * value.dtype.itemsize

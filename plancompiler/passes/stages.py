@@ -79,11 +79,11 @@ def place_in_segments(
     return ops, pipeline
 
 
-# --- gathers of ZeRO ------------------------------------------------------------------------------
+# --- late gathers ---------------------------------------------------------------------------------
 
 
 def _is_late_gather(each: Timed) -> bool:
-    return each.rate is Rate.EARLY and each.op.attr("late") is not None
+    return each.rate is not Rate.LATE and each.op.attr("late") is not None
 
 
 def _gathered_where_read(
@@ -91,8 +91,9 @@ def _gathered_where_read(
 ) -> list[Timed]:
     """The ops with a copy of each late gather in every segment that reads it, added to `segment`.
 
-    A gathered parameter lives from its layer's first op to its last. Kept from one segment to
-    another it would live for as many micro-batches as are under way.
+    A gathered parameter lives from its layer's first op to its last, a gathered activation while
+    backward reads it. Kept from one segment to another they would live for as many micro-batches as
+    are under way.
     """
     if not gathers:
         return list(timed)
@@ -115,9 +116,8 @@ def _gathered_where_read(
             # before this one: then it begins where the gather stands.
             ahead = op.attr("late")
             late = ahead if segment.get(str(ahead)) == index else ""
-            copy = replace(
-                op, name=op.name + suffix, outputs=(form,), attrs=freeze_attrs({"late": late or ""})
-            )
+            attrs = freeze_attrs(dict(op.attrs) | {"late": late or ""})
+            copy = replace(op, name=op.name + suffix, outputs=(form,), attrs=attrs)
             segment[copy.name] = index
             copies.setdefault(op.name, []).append(replace(each, op=copy))
             for reader in readers.get(value.name, ()):

@@ -89,16 +89,18 @@ class ProveReply(_message.Message):
     def __init__(self, session: _Optional[bytes] = ..., is_durable: _Optional[bool] = ...) -> None: ...
 
 class JobRequest(_message.Message):
-    __slots__ = ("job_id", "since", "beside", "check")
+    __slots__ = ("job_id", "since", "beside", "key", "check")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
     BESIDE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     CHECK_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     since: int
     beside: bool
+    key: str
     check: int
-    def __init__(self, job_id: _Optional[int] = ..., since: _Optional[int] = ..., beside: _Optional[bool] = ..., check: _Optional[int] = ...) -> None: ...
+    def __init__(self, job_id: _Optional[int] = ..., since: _Optional[int] = ..., beside: _Optional[bool] = ..., key: _Optional[str] = ..., check: _Optional[int] = ...) -> None: ...
 
 class FilePart(_message.Message):
     __slots__ = ("name", "size", "data", "checksum", "check")

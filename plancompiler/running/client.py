@@ -6,7 +6,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -71,6 +71,7 @@ from plancompiler.plan.compiled_plans import CompiledPlans
 from plancompiler.plan.job_serde import job_to_bytes
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import ClientStub
+from plancompiler.running.evaluation import Outputs, Programs, whole_boxes
 from plancompiler.running.fetched_files import fetch_checkpoint
 from plancompiler.running.fetched_plans import FetchedPlans
 from plancompiler.running.job_log import read_log
@@ -90,6 +91,8 @@ from plancompiler.running.watched_job import (
 Folder = str | PathLike[str]
 _TRANSFER_SECONDS = time_limits.TRANSFER
 
+_MODE = "rank_per_iter"
+"""How programs beside a session's job are compiled, which run in this process."""
 _REQUESTS = 2
 """Requests for steps that `RemoteSession.run` keeps in progress."""
 
@@ -182,9 +185,11 @@ class Client(Closing):
             anomaly=anomaly,
             name=job_name(name),
         )
-        job_id = self._submit(job, request)
-        handle = Handle(self._stub, self.address, job_id, on_phase, on_waiting, job.outputs, steps)
-        handle.watch()
+        with self._submitted(job, request) as job_id:
+            handle = Handle(
+                self._stub, self.address, job_id, on_phase, on_waiting, job.outputs, steps
+            )
+            handle.watch()
         return self._surviving(handle, self._channel.is_durable)
 
     def submit_compilation(
@@ -203,8 +208,8 @@ class Client(Closing):
         """
         job = as_job(job)
         request = _request(0, ranks, priority, mode, name=job_name(name), compile_only=True)
-        job_id = self._submit(job, request)
-        return Handle(self._stub, self.address, job_id, on_phase, on_waiting, job.outputs, 0)
+        with self._submitted(job, request) as job_id:
+            return Handle(self._stub, self.address, job_id, on_phase, on_waiting, job.outputs, 0)
 
     def compile(
         self,
@@ -258,13 +263,18 @@ class Client(Closing):
         anomaly: bool = False,
         on_phase: OnPhase | None = None,
         on_waiting: OnWaiting | None = None,
+        programs: Mapping[str, Job] | None = None,
     ) -> RemoteSession:
         """Compile a job and prepare it on all ranks, to be run step by step.
 
         Returns when the first step can run, or raises the job's error. The job ends with the
-        session. The other arguments are those of `submit`.
+        session. `programs` are other jobs, by name, that read the variables of this one: see
+        `RemoteSession.evaluate`. The other arguments are those of `submit`.
         """
         job = as_job(job)
+        beside = Programs(
+            programs, job, ranks or job.world_size, _MODE, cache, time_limits.DEADLINE
+        )
         request = _request(
             *(0, ranks, priority, mode, deadline),
             open=True,
@@ -273,11 +283,12 @@ class Client(Closing):
             cache=cache,
             anomaly=anomaly,
         )
-        job_id = self._submit(job, request)
         first_step = partial(_step_of, restore)
-        return RemoteSession(
-            self._stub, self.address, job_id, job, on_phase, on_waiting, first_step, anomaly
-        )
+        with self._submitted(job, request) as job_id:
+            return RemoteSession(
+                *(self._stub, self.address, job_id, job, on_phase, on_waiting, first_step),
+                *(beside, anomaly),
+            )
 
     def status(self) -> ClusterStatus:
         """The master's version, its workers and its latest jobs."""
@@ -336,10 +347,26 @@ class Client(Closing):
             handle.sign_in = self._sign_in
         return handle
 
-    def _submit(self, job: Job, request: JobRequest) -> int:
+    @contextmanager
+    def _submitted(self, job: Job, request: JobRequest) -> Iterator[int]:
+        """Queue a job, whose id the block makes a handle of.
+
+        Who interrupts that has no handle, and could not say which job to cancel: it is cancelled.
+        """
+        key = secrets.token_hex(16)
+        try:
+            yield self._submit(job, request, key)
+        except Exception:
+            raise
+        except BaseException:
+            with suppress(PlanCompilerError):
+                call(self.address, self._stub.Cancel, Sent()(pb.JobRequest(key=key)))
+            raise
+
+    def _submit(self, job: Job, request: JobRequest, key: str) -> int:
         header = encode(pb.SubmitHeader, request)
         header.version = software_version()
-        header.key = secrets.token_hex(16)
+        header.key = key
         chunks = to_chunks(job_to_bytes(job), compress=True)
 
         def messages() -> Iterator[pb.SubmitRequest]:
@@ -478,11 +505,13 @@ class RemoteSession(WatchedJob):
         on_phase: OnPhase | None,
         on_waiting: OnWaiting | None,
         first_step: Callable[[], int],
+        programs: Programs,
         anomaly: bool = False,
     ) -> None:
         super().__init__(stub, address, job_id, on_phase, on_waiting, job.outputs)
         self.watch()
         self._job = job
+        self._programs = programs
         self._anomaly = anomaly
         self._not_finite: PlanCompilerError | None = None
         """Why there are no more steps."""
@@ -548,6 +577,18 @@ class RemoteSession(WatchedJob):
         elif steps:
             yield from self._made(steps, {})
 
+    def evaluate(self, program: str, /, **feeds: Any) -> Outputs:
+        """The outputs of another program (`client.open(job, programs={name: program})`) with the
+        values that the variables have now, and these feeds: see `Session.evaluate`.
+
+        Its ranks are threads of this process. The variables are fetched from the cluster for it, if
+        steps were made since the last time: all of them, so they must fit this host's memory.
+        """
+        self._check_open()
+        return self._programs.evaluate(
+            program, feeds, self._asked, lambda names: whole_boxes(self.variables(), names)
+        )
+
     def save(self, directory: Folder, *, wait: bool = True) -> None:
         """Write a checkpoint into a folder on the workers' host.
 
@@ -587,11 +628,13 @@ class RemoteSession(WatchedJob):
             if self._request_error is None or error.report != self._request_error.report:
                 raise
         finally:
+            self._programs.close()
             self._stop_watching()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is not None:  # what the block raised matters, not what closing says about it
             self._closed = True
+            self._programs.close()
             self._stop_watching()
         self.close()
 

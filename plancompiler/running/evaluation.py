@@ -1,6 +1,6 @@
 """Programs beside the one that a session steps, which read its variables: validation, for example.
 
-    with pc.run(train, programs={"validation": validate}) as session:
+    with pc.run(train, programs={"validation": validate}) as session:  # or client.open(train, ...)
         session.step(x=..., y=...)
         session.evaluate("validation", x=..., y=...)["loss"]
 
@@ -10,23 +10,89 @@ the variables that it reads are copied there, if steps were made since the last 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from plancompiler.cache.plan_cache import open_cache
-from plancompiler.errors import FeedError, JobError
+from plancompiler.errors import FeedError, JobError, UsageError
 from plancompiler.executor.local_run import LocalWorld
+from plancompiler.frontend.trace import as_job
 from plancompiler.ir import Job
 from plancompiler.ir.shard import Region, intersect, region_index, region_shape, relative
 from plancompiler.lower.cached import plans_of_job
 from plancompiler.ops.registry import op_def
 from plancompiler.plan.plan import VariableDesc
+from plancompiler.running.world_size import world_size_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Outputs = dict[str, "Array | float"]
 Boxes = Mapping[str, Sequence[tuple[Region, Array]]]
 """Boxes of variables with what is in them, by name; together they cover each variable."""
+
+
+class Programs:
+    """The programs of a session, by name."""
+
+    def __init__(
+        self,
+        programs: Mapping[str, Job] | None,
+        trained: Job,
+        ranks: int,
+        mode: str,
+        cache: bool,
+        deadline: float,
+    ) -> None:
+        """JobError for one that does not fit the session's job."""
+        self._named = {
+            name: Evaluation(name, as_job(each), trained, ranks, mode, cache, deadline)
+            for name, each in (programs or {}).items()
+        }
+
+    def evaluate(
+        self,
+        program: str,
+        feeds: Mapping[str, Any],
+        steps: int,
+        boxes: Callable[[Collection[str]], Boxes],
+    ) -> Outputs:
+        """A program's outputs after so many steps of the session, of which `boxes` gives copies of
+        variables. UsageError for a program that there is not.
+        """
+        beside = self._named.get(program)
+        if beside is None:
+            raise UsageError(
+                "the session has no such program",
+                got=repr(program),
+                expected=", ".join(map(repr, self._named)) or "none",
+                hint="name it when the session starts: pc.run(job, programs={name: program})",
+            )
+        if not beside.current(steps):
+            beside.take(boxes(beside.names), steps)
+        return plain_outputs(beside.job, beside.run(feeds))
+
+    def close(self) -> None:
+        """Stop the ranks of all. May be called again."""
+        for each in self._named.values():
+            each.close()
+
+
+def plain_outputs(job: Job, outputs: Mapping[str, Array]) -> Outputs:
+    """Outputs in the job's order, scalars as Python numbers of their kind."""
+    return {
+        name: outputs[name].item() if outputs[name].ndim == 0 else outputs[name]
+        for name in job.outputs
+        if name in outputs
+    }
+
+
+def whole_boxes(values: Mapping[str, Array], names: Collection[str]) -> Boxes:
+    """Whole variables as boxes."""
+    return {
+        name: [(tuple((0, extent) for extent in values[name].shape), values[name])]
+        for name in names
+    }
 
 
 class Evaluation:
@@ -42,6 +108,7 @@ class Evaluation:
         _check(name, job, trained)
         self.names: Collection[str] = frozenset(job.variables)
         """The variables that it reads."""
+        ranks = world_size_of(job, ranks)
         self._plans = plans_of_job(job, ranks, mode, open_cache() if cache else None).plans
         self._deadline = deadline
         self._world: LocalWorld | None = None

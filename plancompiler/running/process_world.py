@@ -28,7 +28,7 @@ from plancompiler.limits import time_limits
 from plancompiler.master.server import MasterServer
 from plancompiler.plan.plan import Plan
 from plancompiler.running.client import Client
-from plancompiler.running.evaluation import Boxes
+from plancompiler.running.evaluation import Boxes, whole_boxes
 from plancompiler.running.worker_processes import WorkerProcesses
 
 START_SECONDS = time_limits.START
@@ -145,11 +145,7 @@ class ProcessWorld:
             return self._remote.variables()
 
     def boxes(self, names: Collection[str]) -> Boxes:
-        values = self.variables()
-        return {
-            name: [(tuple((0, extent) for extent in values[name].shape), values[name])]
-            for name in names
-        }
+        return whole_boxes(self.variables(), names)
 
     def close(self) -> None:
         self._parts.close()

@@ -15,7 +15,8 @@ from plancompiler.errors import (
 )
 from plancompiler.executor.checkpoint import read_index
 from plancompiler.executor.checkpoint_index import INDEX
-from plancompiler.running.session import Outputs, Session
+from plancompiler.running.evaluation import Outputs
+from plancompiler.running.session import Session
 
 _REPEATED = (CheckpointError, EngineError, FeedError, NonFiniteError)
 """Failures that another start would meet again."""

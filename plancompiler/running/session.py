@@ -39,7 +39,7 @@ from plancompiler.executor.checkpoint import (
 from plancompiler.executor.checkpoint_writer import CheckpointWriter
 from plancompiler.executor.local_run import LocalWorld
 from plancompiler.executor.timeline import Timeline
-from plancompiler.executor.trace import Recording
+from plancompiler.executor.trace import Recording, about_run
 from plancompiler.frontend.nn.module import Module
 from plancompiler.frontend.open_layouts import with_config
 from plancompiler.frontend.optim.schedule import Rate
@@ -60,12 +60,17 @@ from plancompiler.lower.cached import JobPlans, plans_of_job
 from plancompiler.lower.compile import is_mode_chosen, resolve_mode
 from plancompiler.plan.compiled_plans import CompiledPlans
 from plancompiler.plan.plan import Plan
-from plancompiler.running.evaluation import Boxes, Evaluation, check_whole
+from plancompiler.running.evaluation import (
+    Boxes,
+    Outputs,
+    Programs,
+    check_whole,
+    plain_outputs,
+)
 from plancompiler.running.session_rates import SessionRates
+from plancompiler.running.world_size import world_size_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Outputs = dict[str, "Array | float"]
-"""A step's outputs by name: global arrays, scalars as Python numbers of their kind."""
 Folder = str | PathLike[str]
 
 BACKENDS = ("threads", "processes")
@@ -122,25 +127,6 @@ def _check_compiled(compiled: CompiledPlans, ranks: int | None, mode: str | None
         raise UsageError(
             "compiled plans are run as they are", got=f"mode {mode}", expected="no compile mode"
         )
-
-
-def world_size_of(job: Job, ranks: int | None = None) -> int:
-    """The number of ranks asked for, by default what the job needs; fewer is a RankError."""
-    needed = job.world_size
-    if ranks is None:
-        return needed
-    ranks = whole_number("the number of ranks", ranks)
-    if ranks < needed:
-        op = next(op for op in job.ops if needed - 1 in op.placement.rank_list)
-        raise RankError(
-            "the job places an op outside the world",
-            at=op,
-            rank=needed - 1,
-            got=f"{ranks} ranks",
-            expected=f"at least {needed} ranks",
-            hint="give more ranks, or change the job's placements",
-        )
-    return ranks
 
 
 def run(
@@ -201,19 +187,9 @@ def run(
     folder = None if restore is None else folder_path("restore", restore)
     recording = None
     if trace is not None or record:
-        recording = Recording(None if trace is None else folder_path("trace", trace))
-    beside = {
-        name: Evaluation(
-            name,
-            as_job(each),
-            job,
-            world_size_of(as_job(each), world_size),
-            chosen,
-            cache,
-            deadline,
-        )
-        for name, each in (programs or {}).items()
-    }
+        path = None if trace is None else folder_path("trace", trace)
+        recording = Recording(path, None if path is None else about_run(job, backend))
+    beside = Programs(programs, job, world_size, chosen, cache, deadline)
     world: RunningRanks
     if backend == "threads":
         world = _ThreadWorld(
@@ -261,13 +237,13 @@ class Session:
         backend: str,
         mode: str,
         world: RunningRanks,
-        recording: Recording | None = None,
-        cache: bool = True,
-        plans: Mapping[int, Plan] | None = None,
-        programs: Mapping[str, Evaluation] | None = None,
+        recording: Recording | None,
+        cache: bool,
+        plans: Mapping[int, Plan] | None,
+        programs: Programs,
     ) -> None:
         self.job = job
-        self._programs = dict(programs or {})
+        self._programs = programs
         self._given = plans
         self.ranks = ranks
         self.backend = backend
@@ -315,7 +291,7 @@ class Session:
             world = self._open()
             begin = time.perf_counter()
             with self._closing_on_failure():
-                outputs = _plain(self.job, world.step(feeds))
+                outputs = plain_outputs(self.job, world.step(feeds))
             self.step_seconds.append(time.perf_counter() - begin)
             return outputs
 
@@ -364,7 +340,7 @@ class Session:
                     until_save = every
                     world.save(folder, wait=False)
             for outputs in done:
-                yield _plain(self.job, outputs)
+                yield plain_outputs(self.job, outputs)
             count = max(1, min(2 * count, int(AHEAD_SECONDS / seconds)))
         if folder is not None:
             self.save(folder)
@@ -379,18 +355,7 @@ class Session:
         """
         with self._turn:
             world = self._open()
-            beside = self._programs.get(program)
-            if beside is None:
-                raise UsageError(
-                    "the session has no such program",
-                    got=repr(program),
-                    expected=", ".join(map(repr, self._programs)) or "none",
-                    hint="name it when the session starts: pc.run(job, programs={name: program})",
-                )
-            steps = world.rates.next_step
-            if not beside.current(steps):
-                beside.take(world.boxes(beside.names), steps)
-            return _plain(beside.job, beside.run(feeds))
+            return self._programs.evaluate(program, feeds, world.rates.next_step, world.boxes)
 
     @property
     def lr(self) -> float | tuple[float, ...]:
@@ -483,8 +448,7 @@ class Session:
         fails, everything is stopped and a CheckpointError is raised.
         """
         world, self._world = self._world, None
-        for each in self._programs.values():
-            each.close()
+        self._programs.close()
         if world is not None:
             try:
                 world.close()
@@ -530,15 +494,6 @@ class Session:
             )
         self._world.check_saved()
         return self._world
-
-
-def _plain(job: Job, outputs: Mapping[str, Array]) -> Outputs:
-    """Outputs in the job's order, scalars as Python numbers of their kind."""
-    return {
-        name: outputs[name].item() if outputs[name].ndim == 0 else outputs[name]
-        for name in job.outputs
-        if name in outputs
-    }
 
 
 _open_worlds: set[RunningRanks] = set()

@@ -57,10 +57,10 @@ def candidates_of(op: Op, microbatches: int, machine: Machine) -> Candidates:
         )
     hierarchy = op.placement.hierarchy
     held = [
-        _bytes(op.outputs[0].type) / _pieces(each.outputs[0], hierarchy) if op.outputs else 0.0
+        _bytes(op.outputs[0].type) / pieces_of(each.outputs[0], hierarchy) if op.outputs else 0.0
         for each in signatures
     ]
-    return Candidates(signatures, np.array(_seconds(op, signatures, machine)), np.array(held))
+    return Candidates(signatures, np.array(seconds_of(op, signatures, machine)), np.array(held))
 
 
 def _legal(op: Op, microbatches: int) -> Iterator[NdSignature]:
@@ -119,7 +119,7 @@ def _bytes(tensor: TensorType) -> int:
 
 
 @lru_cache(maxsize=65536)
-def _pieces(sbp: NdSbp, hierarchy: tuple[int, ...]) -> int:
+def pieces_of(sbp: NdSbp, hierarchy: tuple[int, ...]) -> int:
     """Into how many pieces a layout cuts a tensor."""
     return element_count(
         [
@@ -136,7 +136,7 @@ def _split_axes(sbp: NdSbp) -> int:
     return sum(1 << axis for axis, entry in enumerate(sbp) if isinstance(entry, (Split, Halo)))
 
 
-def _seconds(op: Op, signatures: Sequence[NdSignature], machine: Machine) -> list[float]:
+def seconds_of(op: Op, signatures: Sequence[NdSignature], machine: Machine) -> list[float]:
     """The roofline of each: arithmetic or memory traffic of one device, whichever takes longer."""
     if op.kind in FREE_OPS or op.kind == "redistribute" or op_def(op.kind).view:
         return [0.0] * len(signatures)
@@ -155,7 +155,7 @@ def _seconds(op: Op, signatures: Sequence[NdSignature], machine: Machine) -> lis
         bits, held = 0, 0.0
         for sbp, size in zip((*signature.inputs, *signature.outputs), sizes, strict=True):
             bits |= _split_axes(sbp)
-            held += size / _pieces(sbp, hierarchy)
+            held += size / pieces_of(sbp, hierarchy)
         spent = op_seconds(machine, flops / shares[bits], held, dtype)
         if passing is not None:
             given = op.input_types

@@ -3,58 +3,55 @@
 Prices of layouts, one per value, reader and layout, turn the choice of all layouts into one choice
 per op: each op chooses alone, pays for what it wants and is paid for what it makes. Whatever the
 prices, as long as no way from layout to layout costs less than their difference, the sum of the
-cheapest choices is a bound of all choices (Lagrangian relaxation; A. Geoffrion, 1974). The solver's
-duals are such prices, once rounding is taken out of them here. The choices are those of single ops,
-not of classes of alike ops.
+cheapest choices is a bound of all choices (Lagrangian relaxation; A. Geoffrion, 1974). Where the
+prices come from does not matter: they are made fair here. The choices are those of single ops, not
+of classes of alike ops.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from plancompiler.search.linear_program import GroupArcs, LayoutProblem, LinearProgram
+from plancompiler.search.linear_program import GroupArcs, LayoutProblem
+
+ROUNDING = 1e-12
+"""Of the bound, more than what adding it up may have rounded away."""
 
 
-def lower_bound(problem: LayoutProblem, program: LinearProgram, duals: np.ndarray) -> float:
-    """Seconds that no legal layouts of the job undercut, by the duals of the program's rows."""
-    prices = []
-    for arcs, rows in zip(problem.groups, program.first_row, strict=True):
-        raw = [duals[row : row + arcs.arcs.count] for row in rows]
-        prices.append(_fair(arcs, raw))
-    memory = 0.0
-    if program.memory_row is not None:
-        memory = max(0.0, -float(duals[program.memory_row]))
+def lower_bound(
+    problem: LayoutProblem,
+    prices: Sequence[Sequence[np.ndarray]],
+    memory_price: float = 0.0,
+    memory_bytes: float | None = None,
+) -> float:
+    """Seconds that no legal layouts of the job undercut: by prices of layouts, per group, reader
+    and layout in seconds per value, and of memory, in seconds per byte, where it has a limit.
+    """
+    fair = [_fair(arcs, each) for arcs, each in zip(problem.groups, prices, strict=True)]
     tied = problem.tied
-    total = -memory
-    held = np.zeros(0)
-    if memory:
-        held = np.zeros(len(program.costs))
-        of_row = program.rows == program.memory_row
-        held[program.columns[of_row]] = program.values[of_row]
+    total = 0.0 if memory_bytes is None else -memory_price * memory_bytes
     for context in tied.contexts:
         candidates = problem.candidates[context.ops]
         seconds = candidates.seconds.copy()
-        if memory:
-            first = program.first_choice[context.ops]
-            count = len(tied.classes[context.ops])
-            seconds += memory * held[first : first + len(seconds)] / count
+        if memory_price and problem.kept[context.ops]:
+            seconds += memory_price * candidates.held_bytes
         for number in context.makes:
             if number >= 0:
-                arcs = problem.groups[number]
-                for each in prices[number]:
-                    seconds -= each[arcs.made] / arcs.times
+                for price in fair[number]:
+                    seconds -= price[problem.groups[number].made]
         for operand, number in enumerate(context.reads):
             arcs, group = problem.groups[number], tied.groups[number]
             for place, used in enumerate(problem.readers[number]):
                 reader = group.readers[used]
                 if (reader.ops, reader.operand) == (context.ops, operand):
-                    price = prices[number][place][arcs.wanted[place]]
-                    seconds += price / (arcs.times * reader.times)
+                    seconds += fair[number][place][arcs.wanted[place]] / reader.times
         total += context.count * float(seconds.min())
-    return total
+    return total - ROUNDING * abs(total)
 
 
-def _fair(arcs: GroupArcs, raw: list[np.ndarray]) -> list[np.ndarray]:
+def _fair(arcs: GroupArcs, raw: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
     """Prices near those given, which no way from layout to layout undercuts.
 
     The readers that take part in a way share what it costs: each by what its prices ask for, and of
@@ -64,7 +61,7 @@ def _fair(arcs: GroupArcs, raw: list[np.ndarray]) -> list[np.ndarray]:
     flowing = [place for place, fixed in enumerate(arcs.fixed) if not fixed]
     if not flowing:
         return raw
-    costs = graph.seconds * arcs.times
+    costs = graph.seconds
     asked = np.array(
         [np.maximum(raw[place][graph.heads] - raw[place][graph.tails], 0) for place in flowing]
     )

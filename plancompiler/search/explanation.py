@@ -53,11 +53,17 @@ class Explanation:
         }
 
 
-def explain_layout(result: LayoutSearch, name: str, memory_bytes: float | None) -> Explanation:
+def explain_layout(
+    result: LayoutSearch,
+    name: str,
+    memory_bytes: float | None,
+) -> Explanation:
     """Explain the layout of an input, a parameter, or any value by its name in the job's text.
 
-    UsageError for a name that the job does not have.
+    UsageError for a name that the job does not have. A search that split large parameters kept to
+    no limit of memory.
     """
+    limit = None if result.split_parameters else memory_bytes
     op, value = _value_of(result, name)
     layout = result.layouts()[value]
     tied = result.times.get(value, 1)
@@ -65,13 +71,23 @@ def explain_layout(result: LayoutSearch, name: str, memory_bytes: float | None) 
         line = f"the demand at {op.source}"
         return Explanation(name, layout, result.objective_seconds, tied, None, None, line)
     try:
-        rival = search_layouts(result.job, memory_bytes, (value, layout))
+        rival = search_layouts(
+            result.job,
+            limit,
+            (value, layout),
+            split_parameters=result.split_parameters,
+            whole=result.whole,
+        )
     except UsageError:
         return Explanation(
             name, layout, result.objective_seconds, tied, None, None, "what the ops accept"
         )
     decided = "the cost"
-    if memory_bytes is not None:
+    if result.split_parameters:
+        free = search_layouts(result.job, whole=result.whole).layouts()[value]
+        if free != layout:
+            decided = f"that large parameters are split: else the layout would be {free}"
+    elif memory_bytes is not None:
         free = search_layouts(result.job).layouts()[value]
         if free != layout:
             decided = f"the memory limit: without it, the layout would be {free}"

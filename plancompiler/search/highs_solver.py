@@ -13,12 +13,16 @@ from plancompiler.search.linear_program import LinearProgram
 GREATEST_PRICE = 1e5
 """To which prices are scaled: far above the solver's tolerances, which are absolute, so that small
 prices are, too."""
+FEASIBLE = 2
+"""The solver's number for a solution that keeps to all rows."""
 OPTIONS: dict[str, bool | int | float | str] = {
     "threads": 1,
     "random_seed": 0,
     "parallel": "off",
-    "mip_rel_gap": 1e-3,
+    "mip_rel_gap": 1e-4,
+    "mip_max_nodes": 200,
 }
+"""A limit of nodes, and not of time, gives the same answer on every machine."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +30,10 @@ class Solution:
     """The columns of a least solution."""
 
     columns: np.ndarray
-    duals: np.ndarray
-    """Per row; those of the linear program, without the demand that choices are whole."""
-    is_whole: bool
-    """Whether the linear program's own solution was whole."""
+    bound: float
+    """No solution costs less, by the solver's word."""
+    memory_price: float
+    """What the linear program would save by as much memory again as there is, in seconds."""
 
 
 def solve(program: LinearProgram) -> Solution | None:
@@ -49,18 +53,21 @@ def solve(program: LinearProgram) -> Solution | None:
     if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
         return None
     columns = np.array(solver.getSolution().col_value)
-    duals = np.array(solver.getSolution().row_dual) / scale
+    memory_price = 0.0
+    if program.memory_row is not None:
+        memory_price = max(0.0, -solver.getSolution().row_dual[program.memory_row] / scale)
     chosen = columns[: program.choices]
     if bool(np.all(np.abs(chosen - np.round(chosen)) < 1e-6)):
-        return Solution(columns, duals, True)
+        return Solution(columns, solver.getInfo().objective_function_value / scale, memory_price)
     kinds = highspy.HighsVarType
     flows = len(program.costs) - program.choices
     model.integrality_ = [kinds.kInteger] * program.choices + [kinds.kContinuous] * flows
     solver.passModel(model)
     solver.run()
-    if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+    if solver.getInfo().primal_solution_status != FEASIBLE:
         return None
-    return Solution(np.array(solver.getSolution().col_value), duals, False)
+    bound = solver.getInfo().mip_dual_bound / scale
+    return Solution(np.array(solver.getSolution().col_value), bound, memory_price)
 
 
 def _highspy() -> Any:

@@ -11,6 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from plancompiler.boxing.exchange import halo_seconds
+from plancompiler.boxing.fuse import FUSED
 from plancompiler.boxing.planner import layout_steps
 from plancompiler.costs import MeshLinks
 from plancompiler.ir import BROADCAST, DType, NdSbp, Partial
@@ -52,14 +53,12 @@ def layout_arcs(
     links: MeshLinks,
 ) -> LayoutArcs:
     """The layouts of a tensor that a search needs. `together`: its reductions are done together
-    with others, so that starting them costs nothing.
+    with others, in buckets, so that starting them costs nothing.
     """
     nbytes = element_count(shape) * dtype.itemsize
     even = tuple(extent % element_count(hierarchy) == 0 for extent in shape)
-    number_of, tails, heads, start, per_byte = _steps(hierarchy, even, partials, links)
-    seconds = per_byte * nbytes
-    if not together:
-        seconds = seconds + start
+    number_of, tails, heads, start, per_byte = _steps(hierarchy, even, partials, links, together)
+    seconds = start + per_byte * nbytes
     if not halos:
         return LayoutArcs(number_of, tails, heads, seconds)
     number_of = dict(number_of)
@@ -87,8 +86,11 @@ def _steps(
     even: tuple[bool, ...],
     partials: tuple[Partial, ...],
     links: MeshLinks,
+    together: bool,
 ) -> tuple[Mapping[NdSbp, int], np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     steps = layout_steps(hierarchy, even, partials, links)
+    # Each step is a task of its own, also where it copies next to nothing.
+    task = links.machine.host.task_seconds
     number_of: dict[NdSbp, int] = {}
     for step in steps:
         number_of.setdefault(step.before, len(number_of))
@@ -98,7 +100,12 @@ def _steps(
         number_of,
         np.array([number_of[step.before] for step in steps], int),
         np.array([number_of[step.after] for step in steps], int),
-        np.array([step.cost.start for step in steps]),
+        np.array(
+            [
+                0.0 if together and step.primitive in FUSED else step.cost.start + task
+                for step in steps
+            ]
+        ),
         np.array([step.cost.per_byte for step in steps]),
     )
 

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from plancompiler.errors import UsageError
 from plancompiler.ir import Job, NdSbp
 from plancompiler.ops.rule import NdSignature
 from plancompiler.search.certificate import lower_bound
 from plancompiler.search.highs_solver import solve
+from plancompiler.search.infeasible import why_nothing_fits
 from plancompiler.search.layout_arcs import LayoutArcs, least_seconds
-from plancompiler.search.linear_program import LayoutProblem, layout_problem, linear_program
+from plancompiler.search.linear_program import (
+    LayoutProblem,
+    column_count,
+    layout_problem,
+    linear_program,
+)
+from plancompiler.search.narrowed_problem import affordable, narrowed_problem
+from plancompiler.search.price_ascent import PATIENCE, PriceAscent
 from plancompiler.search.tied_ops import TiedGraph, tie_ops
 
 ROUNDS = (2, 4, 8)
@@ -23,6 +30,18 @@ GAP = 0.01
 """The difference between the layouts and the bound, over the layouts, that is good enough."""
 KEPT = 16
 """Jobs whose layouts are kept."""
+FEW_CANDIDATES = 2
+"""Per class, among which layouts are looked for first."""
+CLOSE = 1e-3
+"""The gap at which no more candidates are looked at, where there are many."""
+MANY = 1000
+"""Candidates up to which the best layouts are searched for, whatever the gap."""
+MOST_COLUMNS = 60_000
+"""Of a linear program that is solved although the gap is good enough."""
+PRICES = 40
+"""Of memory that are tried, at most."""
+FEW_OPS = 300
+"""Ops up to which the search goes on until the gap is `CLOSE`: that takes next to no time."""
 MOST_OPS = 2000
 """Ops up to which each is decided about by itself where few rounds leave a gap."""
 
@@ -46,6 +65,9 @@ class LayoutSearch:
     """What a device holds for the whole step: variables, and what backward computation reads."""
     times: Mapping[str, int]
     """Per value, how many are like it."""
+    split_parameters: bool = False
+    whole: Mapping[str, int] | None = None
+    """As they were given to `search_layouts`."""
 
     @property
     def gap(self) -> float:
@@ -68,12 +90,18 @@ def search_layouts(
     memory_bytes: float | None = None,
     without: tuple[str, NdSbp] | None = None,
     certify: bool = True,
+    split_parameters: bool = False,
+    whole: Mapping[str, int] | None = None,
+    tied: TiedGraph | None = None,
 ) -> LayoutSearch:
     """The cheapest legal layouts of all ops of a job, by the additive objective: the work of a
     device, and the boxing of all values, one after another.
 
     What the user has placed stays. Without `certify` the bound may be far from what is possible,
     though the layouts are as good. `without` names a value and a layout that it must not have.
+    With `split_parameters` large parameters are in as many pieces as can be. `whole` has axes of
+    values, by their names, that are not split. `tied` are the job's ops after the first rounds,
+    where they are known.
     UsageError where nothing fits.
     """
     begin = time.perf_counter()
@@ -81,17 +109,21 @@ def search_layouts(
     tries = [first, None] if len(job.ops) <= MOST_OPS else [first, *finer]
     best: LayoutSearch | None = None
     for rounds in tries:
-        result = _search(tie_ops(job, rounds), memory_bytes, begin, without)
+        known = tied if rounds == first else None
+        problem = layout_problem(
+            known or tie_ops(job, rounds),
+            without=without,
+            split_parameters=split_parameters,
+            whole=whole,
+        )
+        result = _search(problem, memory_bytes, begin)
         if result is not None and (best is None or result.gap < best.gap):
-            best = result
-        if best is not None and (best.gap <= GAP or not certify):
+            best = replace(result, split_parameters=split_parameters, whole=whole)
+        few = len(job.ops) <= FEW_OPS
+        if best is not None and (best.gap <= (CLOSE if few else GAP) or not (certify or few)):
             break
     if best is None:
-        raise UsageError(
-            "no layouts fit",
-            got="no limit" if memory_bytes is None else f"{memory_bytes:.0f} bytes of memory",
-            hint="allow more memory, or pin less",
-        )
+        raise why_nothing_fits(job, memory_bytes)
     return best
 
 
@@ -118,39 +150,165 @@ _KNOWN: dict[tuple[str, float | None], tuple[NdSignature, ...]] = {}
 
 
 def _search(
-    tied: TiedGraph, memory_bytes: float | None, begin: float, without: tuple[str, NdSbp] | None
+    problem: LayoutProblem, memory_bytes: float | None, begin: float
 ) -> LayoutSearch | None:
-    """What a program over these classes gives; None where nothing fits that alike ops have in
-    common.
+    """The best layouts that these classes have in common; None where none fits.
+
+    Prices of layouts are raised first. A linear program then decides among the few candidates that
+    are not too dear by these prices; where its layouts cost more than those that were left out at
+    least do, among more of them.
     """
-    problem = layout_problem(tied, without=without)
+    tied = problem.tied
     if not all(each.signatures for each in problem.candidates):
         return None
-    program = linear_program(problem, memory_bytes)
-    solution = solve(program)
-    if solution is None:
+    if memory_bytes is not None and _least_bytes(problem) > memory_bytes:
         return None
-    chosen, held = [], 0.0
-    for number, (first, candidates) in enumerate(
-        zip(program.first_choice, problem.candidates, strict=True)
-    ):
-        values = solution.columns[first : first + len(candidates.signatures)]
-        place = int(np.argmax(values))
-        chosen.append(candidates.signatures[place])
-        if problem.kept[number]:
-            held += float(candidates.held_bytes[place]) * len(tied.classes[number])
-    signatures = tuple(chosen[number] for number in tied.class_of)
+    ascent = PriceAscent(problem)
+    ascent.climb()
+    if memory_bytes is not None:
+        _price_memory(ascent, memory_bytes)
+    best: tuple[float, list[int]] | None = None
+    solved = 0.0  # what the solver knows of layouts that classes have in common
+    count = FEW_CANDIDATES * len(problem.candidates)
+    close = CLOSE if sum(len(each.signatures) for each in problem.candidates) > MANY else 0.0
+    refused = 0.0  # margin above the bound within which nothing is legal
+    while True:
+        most = affordable(ascent, count)
+        if best is None and refused:
+            # Many candidates may be as cheap as the best ones: all of them at once would be too
+            # much for the solver, where a little more than the bound is enough.
+            more = max(4 * refused, CLOSE * _bound(ascent, memory_bytes))
+            most = min(most, more) if more < _bound(ascent, memory_bytes) else np.inf
+        if best is not None:
+            most = min(most, best[0] - _bound(ascent, memory_bytes))
+        left_out = _bound(ascent, memory_bytes) + most
+        narrowed = narrowed_problem(ascent, most)
+        if (
+            best is not None
+            and best[0] - _bound(ascent, memory_bytes) <= GAP * best[0]
+            and column_count(narrowed) > MOST_COLUMNS
+        ):
+            break
+        least = _least(ascent, narrowed, memory_bytes)
+        if least is None:
+            refused = max(refused, most)
+        else:
+            places, bound = least
+            solved = max(solved, min(left_out, bound))
+            cost = _tied_seconds(problem, places)
+            if best is None or cost < best[0]:
+                best = cost, places
+        bound = _bound(ascent, memory_bytes)
+        # Layouts that were left out cost more than the bound and `most` together.
+        if most == np.inf or (best and best[0] - bound <= max(most, close * best[0])):
+            break
+        if best is not None and memory_bytes is not None and count > MANY:
+            break  # it is memory that leaves a gap, as a class is split as a whole
+        count *= 4
+    if best is None:
+        return None
+    held = sum(
+        float(each.held_bytes[place]) * len(members)
+        for each, place, members, kept in zip(
+            problem.candidates, best[1], tied.classes, problem.kept, strict=True
+        )
+        if kept
+    )
+    bound = lower_bound(problem, ascent.prices, ascent.memory_price, memory_bytes)
+    if len(tied.classes) == len(tied.job.ops):
+        bound = max(bound, solved)
+    bound = min(bound, best[0])  # they are sums of the same numbers in another order
     return LayoutSearch(
         tied.job,
-        signatures,
-        objective_seconds(problem, signatures),
-        lower_bound(problem, program, solution.duals),
-        len(program.costs),
+        _signatures(problem, best[1]),
+        best[0],
+        bound,
+        column_count(problem),
         len(problem.candidates),
         time.perf_counter() - begin,
         held,
         {name: len(group.names) for group in tied.groups for name in group.names},
     )
+
+
+def _least(
+    ascent: PriceAscent, problem: LayoutProblem, memory_bytes: float | None
+) -> tuple[list[int], float] | None:
+    """The candidates, by class, of the best layouts in a narrowed problem, and what they cost at
+    least; None where there are none.
+    """
+    program = linear_program(problem, memory_bytes)
+    solution = solve(program)
+    if solution is None:
+        return None
+    if memory_bytes is not None:
+        ascent.set_memory_price(solution.memory_price / memory_bytes)
+        ascent.climb()
+    places = []
+    for first, candidates, each in zip(
+        program.first_choice, problem.candidates, ascent.problem.candidates, strict=True
+    ):
+        chosen = int(np.argmax(solution.columns[first : first + len(candidates.signatures)]))
+        places.append(each.signatures.index(candidates.signatures[chosen]))
+    return places, solution.bound
+
+
+def _signatures(problem: LayoutProblem, places: Sequence[int]) -> tuple[NdSignature, ...]:
+    """Those of all ops, by the candidates of their classes."""
+    return tuple(
+        problem.candidates[number].signatures[places[number]] for number in problem.tied.class_of
+    )
+
+
+def _bound(ascent: PriceAscent, memory_bytes: float | None) -> float:
+    return ascent.bound() - (0.0 if memory_bytes is None else ascent.memory_price * memory_bytes)
+
+
+def _least_bytes(problem: LayoutProblem) -> float:
+    """What a device must hold at least."""
+    return sum(
+        float(each.held_bytes.min()) * len(members)
+        for each, members, kept in zip(
+            problem.candidates, problem.tied.classes, problem.kept, strict=True
+        )
+        if kept
+    )
+
+
+def _price_memory(ascent: PriceAscent, memory_bytes: float) -> None:
+    """About the least price of memory at which the cheapest choices fit."""
+    if ascent.held_bytes() <= memory_bytes:
+        return
+    low, high, price = 0.0, np.inf, 1e-6 * ascent.bound() / memory_bytes
+    for _ in range(PRICES):
+        ascent.set_memory_price(price)
+        ascent.climb(PATIENCE // 2)
+        if ascent.held_bytes() <= memory_bytes:
+            high = price
+        else:
+            low = price
+        if not low or high <= 1.5 * low:
+            break
+        price = 4 * low if high == np.inf else float(np.sqrt(low * high))
+    ascent.climb()
+
+
+def _tied_seconds(problem: LayoutProblem, places: Sequence[int]) -> float:
+    """The additive objective of the candidates of classes: that of all their ops."""
+    tied, total = problem.tied, 0.0
+    for members, candidates, place in zip(tied.classes, problem.candidates, places, strict=True):
+        total += len(members) * float(candidates.seconds[place])
+    distances: dict[int, np.ndarray] = {}
+    for group, arcs, used in zip(tied.groups, problem.groups, problem.readers, strict=True):
+        readers = [group.readers[each].ops for each in used]
+        numbers = {
+            int(layouts[places[reader]])
+            for reader, layouts in zip(readers, arcs.wanted, strict=True)
+        }
+        made = int(arcs.made[places[group.maker]])
+        if numbers - {made}:
+            total += arcs.times * _steps_seconds(distances, arcs.arcs, made, sorted(numbers))
+    return total
 
 
 def objective_seconds(problem: LayoutProblem, signatures: Sequence[NdSignature]) -> float:
@@ -174,7 +332,7 @@ def objective_seconds(problem: LayoutProblem, signatures: Sequence[NdSignature])
     wanted: dict[str, set[NdSbp]] = {}
     for op in tied.job.ops:
         for value, sbp in zip(op.inputs, of_op[op.name].inputs, strict=True):
-            if placements[value.name] == op.placement:
+            if placements[value.name].hierarchy == op.placement.hierarchy:
                 wanted.setdefault(value.name, set()).add(sbp)
     distances: dict[int, np.ndarray] = {}
     known: dict[object, float] = {}
@@ -193,7 +351,13 @@ def _boxing_seconds(
 ) -> float:
     if wanted <= {made}:
         return 0.0
+    numbers = [graph.number_of[sbp] for sbp in wanted]
+    return _steps_seconds(distances, graph, graph.number_of[made], numbers)
+
+
+def _steps_seconds(
+    distances: dict[int, np.ndarray], graph: LayoutArcs, made: int, wanted: Sequence[int]
+) -> float:
     if id(graph) not in distances:
         distances[id(graph)] = graph.distances()
-    numbers = [graph.number_of[sbp] for sbp in wanted]
-    return least_seconds(distances[id(graph)], graph.number_of[made], numbers)
+    return least_seconds(distances[id(graph)], made, wanted)

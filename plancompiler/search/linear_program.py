@@ -8,17 +8,18 @@ the flow formulation of directed Steiner trees (R. Wong, 1984).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from plancompiler.costs import Machine, links_of, machine_of_job
-from plancompiler.ir import NdSbp, Partial, Phase
+from plancompiler.ir import NdSbp, Partial, Phase, Split
 from plancompiler.ops.registry import op_def
 from plancompiler.search.candidates import Candidates, candidates_of
 from plancompiler.search.dominated import without_dominated
 from plancompiler.search.layout_arcs import LayoutArcs, layout_arcs
+from plancompiler.search.memory_model import with_split_parameters
 from plancompiler.search.tied_ops import TiedGraph, ValueGroup
 
 
@@ -45,7 +46,7 @@ class LayoutProblem:
     candidates: tuple[Candidates, ...]
     """Per class."""
     groups: tuple[GroupArcs, ...]
-    """Those of `tied.groups`; readers on other placements are left out."""
+    """Those of `tied.groups`; readers on meshes of other shapes are left out."""
     readers: tuple[tuple[int, ...], ...]
     """Per group, the places of its readers in `tied`."""
     kept: tuple[bool, ...]
@@ -53,25 +54,52 @@ class LayoutProblem:
 
 
 def layout_problem(
-    tied: TiedGraph, with_dominated: bool = False, without: tuple[str, NdSbp] | None = None
+    tied: TiedGraph,
+    with_dominated: bool = False,
+    without: tuple[str, NdSbp] | None = None,
+    split_parameters: bool = False,
+    whole: Mapping[str, int] | None = None,
 ) -> LayoutProblem:
     """The candidates and prices of a job; those that need not be looked at only on demand.
-    `without` names a value and a layout that it, and all that are like it, must not have.
+    `without` names a value and a layout that it, and all that are like it, must not have. With
+    `split_parameters` large parameters are in as many pieces as can be. `whole` has axes of values,
+    by their names, that are not split.
     """
     job = tied.job
     machine = machine_of_job(job)
     microbatches = 1 if job.pipeline is None else job.pipeline.microbatches
     candidates = tuple(candidates_of(members[0], microbatches, machine) for members in tied.classes)
+    if whole:
+        candidates = _with_whole(tied, candidates, whole)
     if not with_dominated:
-        candidates = without_dominated(tied, candidates)
+        candidates = without_dominated(tied, _agreeing(tied, candidates))
     if without is not None:
         candidates = _without(tied, candidates, *without)
+    if split_parameters:
+        candidates = with_split_parameters(tied, candidates)
     groups, readers = [], []
+    trains = any(op.origin.phase is Phase.UPDATE for op in job.ops)
     for group in tied.groups:
-        made, used = _group_arcs(tied, candidates, group, machine)
+        made, used = _group_arcs(tied, candidates, group, machine, trains)
         groups.append(made)
         readers.append(used)
     return LayoutProblem(tied, candidates, tuple(groups), tuple(readers), _kept(tied))
+
+
+def _agreeing(tied: TiedGraph, candidates: tuple[Candidates, ...]) -> tuple[Candidates, ...]:
+    """Those that give what is updated in place a layout which its maker and its updates allow."""
+    kept = list(candidates)
+    for group in tied.groups:
+        for reader in group.readers:
+            op = tied.classes[reader.ops][0]
+            if all(source != reader.operand for _, source in op_def(op.kind).mutates):
+                continue
+            made = [each.outputs[group.slot] for each in kept[group.maker].signatures]
+            taken = [each.inputs[reader.operand] for each in kept[reader.ops].signatures]
+            both = set(made) & set(taken)
+            kept[group.maker] = kept[group.maker].where([each in both for each in made])
+            kept[reader.ops] = kept[reader.ops].where([each in both for each in taken])
+    return tuple(kept)
 
 
 def _without(
@@ -85,6 +113,27 @@ def _without(
                 keep = [signature.outputs[slot] != layout for signature in each.signatures]
                 return (*candidates[:number], each.where(keep), *candidates[number + 1 :])
     return candidates
+
+
+def _with_whole(
+    tied: TiedGraph, candidates: tuple[Candidates, ...], whole: Mapping[str, int]
+) -> tuple[Candidates, ...]:
+    kept = []
+    for members, each in zip(tied.classes, candidates, strict=True):
+        op = members[0]
+        cut = [
+            Split(whole[value.name]) if value.name in whole else None
+            for value in (*op.inputs, *op.outputs)
+        ]
+        keep = [
+            not any(
+                axis is not None and axis in sbp.entries
+                for axis, sbp in zip(cut, (*signature.inputs, *signature.outputs), strict=True)
+            )
+            for signature in each.signatures
+        ]
+        kept.append(each.where(keep) if any(keep) else each)
+    return tuple(kept)
 
 
 def _kept(tied: TiedGraph) -> tuple[bool, ...]:
@@ -104,32 +153,46 @@ def _kept(tied: TiedGraph) -> tuple[bool, ...]:
     return tuple(kept)
 
 
+def _joins_gradients(tied: TiedGraph, group: ValueGroup) -> bool:
+    """Whether the reductions of such values wait for those of gradients, and start with them: what
+    only updates read, and what only leaves the job, such as a loss.
+    """
+    maker = tied.classes[group.maker][0]
+    phases = {tied.classes[each.ops][0].origin.phase for each in group.readers}
+    kinds = {tied.classes[each.ops][0].kind for each in group.readers}
+    return kinds == {"output"} or (
+        maker.origin.phase is Phase.BACKWARD and phases == {Phase.UPDATE}
+    )
+
+
 def _group_arcs(
-    tied: TiedGraph, candidates: Sequence[Candidates], group: ValueGroup, machine: Machine
+    tied: TiedGraph,
+    candidates: Sequence[Candidates],
+    group: ValueGroup,
+    machine: Machine,
+    trains: bool,
 ) -> tuple[GroupArcs, tuple[int, ...]]:
+    """A group's arcs and the places of its readers. `trains`: the job reduces gradients."""
     maker = tied.classes[group.maker][0]
     value = maker.outputs[group.slot]
     made = [each.outputs[group.slot] for each in candidates[group.maker].signatures]
     used, wanted, fixed = [], [], []
     for place, reader in enumerate(group.readers):
         op = tied.classes[reader.ops][0]
-        if op.placement != maker.placement:
+        if op.placement.hierarchy != maker.placement.hierarchy:
             continue
         used.append(place)
         wanted.append([each.inputs[reader.operand] for each in candidates[reader.ops].signatures])
         fixed.append(any(kept == reader.operand for _, kept in op_def(op.kind).mutates))
     layouts = {*made, *(layout for each in wanted for layout in each)}
     partials = {entry for each in layouts for entry in each if isinstance(entry, Partial)}
-    together = maker.origin.phase is Phase.BACKWARD and all(
-        tied.classes[each.ops][0].origin.phase is Phase.UPDATE for each in group.readers
-    )
     arcs = layout_arcs(
         value.shape,
         value.dtype,
         maker.placement.hierarchy,
         tuple(sorted(partials, key=str)),
         tuple(sorted((each for each in layouts if each.has_halo), key=str)),
-        together,
+        trains and _joins_gradients(tied, group),
         links_of(machine, maker.placement),
     )
 
@@ -156,8 +219,6 @@ class LinearProgram:
     """The first so many columns are those of candidates; the others are flows."""
     first_choice: np.ndarray
     """Per class, its first column."""
-    first_row: tuple[tuple[int, ...], ...]
-    """Per group and reader, the row of its first layout."""
     memory_row: int | None
 
 
@@ -210,9 +271,8 @@ def linear_program(problem: LayoutProblem, memory_bytes: float | None) -> Linear
                 columns = first_choice[number] + np.arange(count)
                 held = candidates.held_bytes * len(members) / memory_bytes
                 writer.add(np.full(count, memory_row), columns, held)
-    first_row = []
     for group, arcs, used in zip(tied.groups, problem.groups, problem.readers, strict=True):
-        first_row.append(_add_group(writer, group, arcs, used, first_choice))
+        _add_group(writer, group, arcs, used, first_choice)
     return LinearProgram(
         np.concatenate(writer.costs),
         np.concatenate(writer.rows),
@@ -222,7 +282,6 @@ def linear_program(problem: LayoutProblem, memory_bytes: float | None) -> Linear
         np.concatenate(writer.upper),
         choices,
         np.array(first_choice),
-        tuple(first_row),
         memory_row,
     )
 
@@ -233,17 +292,15 @@ def _add_group(
     arcs: GroupArcs,
     used: Sequence[int],
     first_choice: Sequence[int],
-) -> tuple[int, ...]:
+) -> None:
     graph = arcs.arcs
     count, steps = graph.count, len(graph.seconds)
     costs = graph.seconds * arcs.times
     flowing = sum(not fixed for fixed in arcs.fixed)
     shared = writer.add_columns(costs) if flowing > 1 else None
-    rows = []
     for place, wanted, fixed in zip(used, arcs.wanted, arcs.fixed, strict=True):
         # Of each layout: made + what flows in - what flows out = wanted.
         row = writer.add_rows(count, 0.0, 0.0)
-        rows.append(row)
         made_columns = first_choice[group.maker] + np.arange(len(arcs.made))
         writer.add(row + arcs.made, made_columns, 1.0)
         reader = group.readers[place]
@@ -259,4 +316,12 @@ def _add_group(
             below = least + np.arange(steps)
             writer.add(below, shared + np.arange(steps), 1.0)
             writer.add(below, columns, -1.0)
-    return tuple(rows)
+
+
+def column_count(problem: LayoutProblem) -> int:
+    """The columns of a problem's program."""
+    count = sum(len(each.signatures) for each in problem.candidates)
+    for arcs in problem.groups:
+        flowing = sum(not fixed for fixed in arcs.fixed)
+        count += len(arcs.arcs.seconds) * (flowing + (flowing > 1))
+    return count

@@ -12,7 +12,7 @@ from plancompiler.errors import UsageError
 from plancompiler.ir import Job, NdSbp
 from plancompiler.ir.task import TaskKind
 from plancompiler.search.layout_search import GAP, ROUNDS, LayoutSearch, search_layouts
-from plancompiler.search.mesh_shapes import is_open, placement_of, shapes_of, with_mesh
+from plancompiler.search.mesh_shapes import is_open, meshes_of, placement_of, shapes_of, with_mesh
 from plancompiler.search.tied_ops import tie_ops
 
 
@@ -21,7 +21,7 @@ def search_meshes(job: Job, memory_bytes: float | None) -> list[LayoutSearch]:
     one; of its own shape alone where something is placed. UsageError where none fits.
     """
     jobs = [job]
-    if is_open(job):
+    if is_open(job) and len(meshes_of(job)) == 1:
         jobs = [with_mesh(job, shape) for shape in shapes_of(placement_of(job).size)]
     results, last = [], None
     for each in jobs:

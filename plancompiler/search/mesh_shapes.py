@@ -14,14 +14,19 @@ AXES = ("x", "y", "z")
 """What the axes of a mesh are called that the user has not named."""
 
 
+def meshes_of(job: Job) -> list[Placement]:
+    """The placements of a job, in the order in which they first come: its pipeline stages."""
+    return list(dict.fromkeys(op.placement for op in job.ops))
+
+
 def placement_of(job: Job) -> Placement:
     """The one placement of a job. UsageError for a job with several."""
-    placements = list(dict.fromkeys(op.placement for op in job.ops))
+    placements = meshes_of(job)
     if len(placements) > 1:
         raise UsageError(
-            "a search works on one mesh",
+            "a job with several meshes has no other ones",
             got=f"{len(placements)} placements, such as {placements[0]} and {placements[1]}",
-            hint="put the whole model on one placement; pipeline stages are not searched",
+            hint="put the whole model on one placement, or leave its meshes as they are",
         )
     return placements[0]
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from plancompiler.boxing.infer_sbp import over_microbatches
-from plancompiler.ir import Job, Op
+from plancompiler.costs import Machine, links_of, machine_of_job
+from plancompiler.ir import Job, Op, Placement
 
 IGNORED = frozenset({"init", "init_args", "key", "name", "seed"})
 """Attributes that tell ops of repeated layers apart, and on which no layout depends."""
@@ -69,7 +70,7 @@ class TiedGraph:
 def tie_ops(job: Job, rounds: int | None) -> TiedGraph:
     """The job's ops by classes, after so many rounds; None: every op is a class of its own."""
     ops = job.ops
-    return _tied(job, range(len(ops)) if rounds is None else _colours(ops, rounds))
+    return _tied(job, range(len(ops)) if rounds is None else _colours(job, rounds))
 
 
 def _tied(job: Job, colours: Sequence[int]) -> TiedGraph:
@@ -77,18 +78,23 @@ def _tied(job: Job, colours: Sequence[int]) -> TiedGraph:
     members: list[list[Op]] = [[] for _ in range(max(colours, default=-1) + 1)]
     for op, colour in zip(ops, colours, strict=True):
         members[colour].append(op)
-    readers: dict[str, Counter[tuple[int, int]]] = {}
+    readers: dict[str, dict[tuple[int, int], int]] = {}
     for op, colour in zip(ops, colours, strict=True):
         for operand, value in enumerate(op.inputs):
-            readers.setdefault(value.name, Counter())[colour, operand] += 1
-    names: dict[tuple[int, int, tuple[Reader, ...]], list[str]] = {}
+            counts = readers.setdefault(value.name, {})
+            counts[colour, operand] = counts.get((colour, operand), 0) + 1
+    names: dict[tuple[int, int, tuple[tuple[tuple[int, int], int], ...]], list[str]] = {}
     for op, colour in zip(ops, colours, strict=True):
         for slot, value in enumerate(op.outputs):
             if value.name in readers:
-                counts = sorted(readers[value.name].items())
-                read = tuple([Reader(*place, times) for place, times in counts])
+                read = tuple(sorted(readers[value.name].items()))
                 names.setdefault((colour, slot, read), []).append(value.name)
-    groups = tuple(ValueGroup(*key, tuple(values)) for key, values in names.items())
+    groups = tuple(
+        ValueGroup(
+            maker, slot, tuple([Reader(*place, times) for place, times in read]), tuple(values)
+        )
+        for (maker, slot, read), values in names.items()
+    )
     group_of = {name: number for number, group in enumerate(groups) for name in group.names}
     keys = [
         (
@@ -108,7 +114,18 @@ def _tied(job: Job, colours: Sequence[int]) -> TiedGraph:
     )
 
 
-def _colours(ops: Sequence[Op], rounds: int) -> list[int]:
+def _colours(job: Job, rounds: int) -> list[int]:
+    ops, machine = job.ops, machine_of_job(job)
+    placements = dict.fromkeys(op.placement for op in ops)
+    meshes = dict(
+        zip(
+            placements,
+            _numbered([_mesh_as_priced(machine, each) for each in placements]),
+            strict=True,
+        )
+    )
+    types: dict[object, int] = {}
+    type_of: dict[str, int] = {}
     maker: dict[str, tuple[int, int]] = {}
     readers: list[list[tuple[int, int, int]]] = [[] for _ in ops]
     for place, op in enumerate(ops):
@@ -116,8 +133,11 @@ def _colours(ops: Sequence[Op], rounds: int) -> list[int]:
             readers[maker[value.name][0]].append((maker[value.name][1], place, operand))
         for slot, value in enumerate(op.outputs):
             maker[value.name] = place, slot
+            # Enums are hashed by their names, which would take longer than all else of this.
+            key = value.shape, value.dtype.value
+            type_of[value.name] = types.setdefault(key, len(types))
     sources = [[maker[value.name] for value in op.inputs] for op in ops]
-    colours = _numbered([_said(op) for op in ops])
+    colours = _numbered([_said(op, meshes, type_of) for op in ops])
     for _ in range(rounds):
         colours = _numbered(
             [
@@ -132,7 +152,17 @@ def _colours(ops: Sequence[Op], rounds: int) -> list[int]:
     return colours
 
 
-def _said(op: Op) -> object:
+def _mesh_as_priced(machine: Machine, mesh: Placement) -> object:
+    """What two meshes have in common on which the same layouts cost the same: pipeline stages."""
+    links = links_of(machine, mesh)
+    subsets = [
+        tuple(axis for axis in range(mesh.ndim) if bits >> axis & 1)
+        for bits in range(1, 1 << mesh.ndim)
+    ]
+    return mesh.device_type, mesh.hierarchy, mesh.axes, tuple(map(links.along, subsets))
+
+
+def _said(op: Op, meshes: Mapping[Placement, int], type_of: Mapping[str, int]) -> object:
     """All of an op on which its layouts and their prices depend."""
     attrs = op.attrs
     if any(name in IGNORED for name, _ in attrs):
@@ -143,12 +173,13 @@ def _said(op: Op) -> object:
         op.kind,
         name,
         attrs,
-        op.input_types,
-        op.output_types,
-        op.placement,
+        tuple([type_of[value.name] for value in op.inputs]),
+        tuple([type_of[value.name] for value in op.outputs]),
+        meshes[op.placement],
+        any(value.placement != op.placement for value in op.inputs),
         op.sbp,
         over_microbatches(op),
-        op.origin.phase,
+        op.origin.phase.value,
     )
 
 

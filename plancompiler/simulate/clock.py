@@ -6,12 +6,18 @@ times do not depend on the order in which events of one time are handled.
 
 Where ranks do alike, one of them may stand for all (`stands_for`): a notice then goes to, and comes
 from, the rank that stands for its peer, and a collective waits for those that stand for its
-members. What that takes grows with the kinds of ranks, not with their number.
+members. What that takes grows with the kinds of ranks, not with their number. Such a stand-in need
+not wait for the very rank that waits for it, and may be ahead of it: then its notice counts when
+the other has got that far.
+
+What tasks share (`Uses`) is divided among those that are at work at a time, as in a queue with
+processor sharing: where together they would use more than the whole of it, all go on as many times
+slower, until one of them ends or another begins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -20,7 +26,7 @@ from plancompiler.executor.actor import ARRIVED, RETURNED, Notice, RankActors, s
 from plancompiler.executor.actor_loader import load_actors
 from plancompiler.ir.task import family_of, format_id, unpack_id
 from plancompiler.plan.plan import Plan, Task, communicator_of
-from plancompiler.simulate.cost import Cost, Latency, no_latency
+from plancompiler.simulate.cost import Cost, Latency, Uses, Wake, no_latency, no_uses, no_wake
 from plancompiler.simulate.simulation import Run, Simulation
 
 SHOWN = 8
@@ -33,13 +39,17 @@ def simulate(
     *,
     steps: int = 1,
     latency: Latency = no_latency,
+    wake: Wake = no_wake,
+    uses: Uses = no_uses,
     stands_for: Callable[[int], int] | None = None,
 ) -> Simulation:
     """Run some steps of all ranks' plans by a virtual clock that starts at 0.
 
     A task takes `cost(rank, task)` seconds, one at a time per stream. A collective begins when all
     its members have got there, and ends for all at once after the greatest of their costs. Notices
-    between ranks take `latency(from, to)` seconds; those within a rank are there at once.
+    between ranks take `latency(from, to)` seconds; those within a rank are there at once. A stream
+    that waits for what another does goes on `wake(rank, stream)` seconds after it is told. What
+    several tasks use at a time, as `uses(rank, task)` says, they share.
 
     `stands_for` gives the rank that is simulated for each rank of the world: of these the plans are
     needed, and times are those of all for which they stand. Without it all plans are.
@@ -59,7 +69,7 @@ def simulate(
         )
     if steps < 0:
         raise UsageError("a number of steps is not below 0", got=steps)
-    return _EventLoop(plans, cost, steps, latency, stands_for or _itself).run()
+    return _EventLoop(plans, cost, steps, latency, wake, uses, stands_for or _itself).run()
 
 
 def _itself(rank: int) -> int:
@@ -78,7 +88,7 @@ class _CollectiveRun(NamedTuple):
 class _Stream:
     """One stream of one rank."""
 
-    __slots__ = ("actor", "busy", "collectives", "number", "rank", "seconds", "tasks")
+    __slots__ = ("actor", "busy", "collectives", "number", "rank", "seconds", "tasks", "uses")
 
     def __init__(self, rank: int, number: int, actors: RankActors) -> None:
         self.rank = rank
@@ -89,12 +99,39 @@ class _Stream:
         """Of each task, once it is known that they are not below 0."""
         self.collectives: list[tuple[int, tuple[int, ...]] | None] = []
         """Family and members of each task that is a collective."""
+        self.uses: list[Sequence[tuple[Hashable, float]]] = []
+        """What each task shares with others; of tasks that take time."""
         self.busy = False
         """Whether the head task has taken its tokens and not ended."""
 
     @property
     def head(self) -> Task:
         return self.tasks[self.actor.position]
+
+
+class _Sharing:
+    """A task, or a collective, at work with what others use too."""
+
+    __slots__ = ("left", "rows", "since", "streams", "stretch", "uses", "version")
+
+    def __init__(
+        self,
+        streams: Sequence[_Stream],
+        rows: Sequence[int],
+        seconds: float,
+        uses: Mapping[Hashable, float],
+    ) -> None:
+        self.streams = streams
+        self.rows = rows
+        """Its runs' places among all."""
+        self.left = seconds
+        """That it would take with nobody beside it, at the time `since`."""
+        self.since = 0.0
+        self.stretch = 0.0
+        """Seconds that it takes for each of those; 0 before it begins."""
+        self.uses = uses
+        self.version = 0
+        """Counts how often its end was put off, or brought forward."""
 
 
 class _Route(NamedTuple):
@@ -175,11 +212,15 @@ class _EventLoop:
         cost: Cost,
         steps: int,
         latency: Latency,
+        wake: Wake,
+        uses: Uses,
         stands_for: Callable[[int], int],
     ) -> None:
         self._plans = plans
         self._cost = cost
         self._latency = latency
+        self._wake = wake
+        self._uses = uses
         self._stands_for = stands_for
         self._now = 0.0
         self._events: list[_Event] = []
@@ -187,7 +228,11 @@ class _EventLoop:
         self._count = 0
         self._arrived: dict[_CollectiveRun, list[_Stream]] = {}
         """Who has got there, for collectives that have not begun."""
+        self._early: dict[tuple[_Stream, int], int] = {}
+        """Notices of stand-ins that are ahead, by stream and token."""
         self._runs: list[Run] = []
+        self._users: dict[Hashable, dict[_Sharing, None]] = {}
+        """Who is at work with what is shared, in the order in which they began."""
         self._streams: dict[int, list[_Stream]] = {}
         ranks = {rank: load_actors(plan) for rank, plan in plans.items()}
         for rank, actors in ranks.items():
@@ -210,6 +255,7 @@ class _EventLoop:
                     got=f"{seconds} s",
                 )
             stream.seconds.append(seconds)
+            stream.uses.append(self._uses(stream.rank, task) if seconds else ())
             members: tuple[int, tuple[int, ...]] | None = None
             used = communicator_of(task.spec)
             if used is not None:
@@ -250,7 +296,7 @@ class _EventLoop:
         actor = stream.actor
         if stream.busy:
             return
-        position = actor.begin()
+        position = self._begin(stream)
         if position < 0:
             return
         stream.busy = True
@@ -259,15 +305,33 @@ class _EventLoop:
             return
         now, runs, seconds, rank = self._now, self._runs, stream.seconds, stream.rank
         while True:
+            if stream.uses[position]:
+                if now > self._now:
+                    self._schedule(now, self._share, [stream])
+                else:
+                    self._share([stream])
+                return
             end = now + seconds[position]
             runs.append(Run(rank, stream.tasks[position], actor.step, actor.microbatch, now, end))
             notices, now = actor.finish(), end
             position = actor.position
             if notices or actor.head_waits or stream.collectives[position] is not None:
                 break
-            if actor.begin() < 0:  # all steps are done
+            if self._begin(stream) < 0:  # all steps are done
                 break
         self._schedule(now, self._end, stream, notices)
+
+    def _begin(self, stream: _Stream) -> int:
+        """See `StreamActor.begin`; what came early has its place once tokens are taken."""
+        position = stream.actor.begin()
+        if self._early and position >= 0:
+            for key in [key for key in self._early if key[0] is stream]:
+                while self._early[key] and not stream.actor.has_all(key[1]):
+                    stream.actor.deliver(key[1])
+                    self._early[key] -= 1
+                if not self._early[key]:
+                    del self._early[key]
+        return position
 
     def _arrive(self, stream: _Stream, position: int) -> None:
         """A rank has got to a collective, which begins with the last of them."""
@@ -280,6 +344,9 @@ class _EventLoop:
         if len(arrived) < len(members):
             return
         del self._arrived[collective]
+        if any(each.uses[each.actor.position] for each in arrived):
+            self._share(arrived)
+            return
         end = self._now + max(each.seconds[each.actor.position] for each in arrived)
         for each in arrived:
             actor = each.actor
@@ -288,9 +355,55 @@ class _EventLoop:
             )
         self._schedule(end, self._end_together, arrived)
 
-    def _end_together(self, streams: list[_Stream]) -> None:
+    def _end_together(self, streams: Iterable[_Stream]) -> None:
         for stream in streams:
             self._end(stream, stream.actor.finish())
+
+    # --- what is shared ---------------------------------------------------------------------------
+
+    def _share(self, streams: Sequence[_Stream]) -> None:
+        """The head task of a stream, or a collective of several, begins with what others use."""
+        uses: dict[Hashable, float] = {}
+        rows, seconds = [], 0.0
+        for stream in streams:
+            actor = stream.actor
+            seconds = max(seconds, stream.seconds[actor.position])
+            for resource, part in stream.uses[actor.position]:
+                uses[resource] = uses.get(resource, 0.0) + part
+            rows.append(len(self._runs))
+            now = self._now
+            self._runs.append(Run(stream.rank, stream.head, actor.step, actor.microbatch, now, now))
+        begun = _Sharing(streams, rows, seconds, uses)
+        for resource in uses:
+            self._users.setdefault(resource, {})[begun] = None
+        self._divide(begun)
+
+    def _divide(self, changed: _Sharing) -> None:
+        """Go on with all that share something with one that has begun or ended."""
+        users = self._users
+        for each in {each: None for resource in changed.uses for each in users[resource]}:
+            stretch = 1.0
+            for resource in each.uses:
+                together = sum([other.uses[resource] for other in users[resource]])
+                stretch = max(stretch, together)
+            if stretch == each.stretch:
+                continue
+            if each.stretch:
+                each.left -= (self._now - each.since) / each.stretch
+            each.since, each.stretch = self._now, stretch
+            each.version += 1
+            end = self._now + max(0.0, each.left) * stretch
+            self._schedule(end, self._end_sharing, each, each.version)
+
+    def _end_sharing(self, ended: _Sharing, version: int) -> None:
+        if version != ended.version:
+            return  # it has been slowed down since, or others have ended
+        for resource in ended.uses:
+            del self._users[resource][ended]
+        for row in ended.rows:
+            self._runs[row] = self._runs[row]._replace(end=self._now)
+        self._divide(ended)
+        self._end_together(ended.streams)
 
     def _end(self, stream: _Stream, notices: tuple[Notice, ...]) -> None:
         stream.busy = False
@@ -306,8 +419,15 @@ class _EventLoop:
         self._advance(stream)
 
     def _deliver(self, stream: _Stream, token: int) -> None:
+        if self._stands_for is not _itself and stream.actor.has_all(token):
+            self._early[stream, token] = self._early.get((stream, token), 0) + 1
+            return
         stream.actor.deliver(token)
-        self._advance(stream)
+        wake = 0.0 if stream.busy else self._wake(stream.rank, stream.actor.stream)
+        if wake:
+            self._schedule(self._now + wake, self._advance, stream)
+        else:
+            self._advance(stream)
 
     # --- stalls -----------------------------------------------------------------------------------
 

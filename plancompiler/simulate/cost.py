@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from plancompiler.ir.pipeline import SegmentKind
 from plancompiler.ir.task import TaskKind, rank_of
@@ -13,6 +13,14 @@ Cost = Callable[[int, Task], float]
 
 Latency = Callable[[int, int], float]
 """(from rank, to rank) → seconds that a notice takes."""
+
+Wake = Callable[[int, Stream], float]
+"""(rank, stream) → seconds until the stream goes on once it is told what it waited for."""
+
+Uses = Callable[[int, Task], Sequence[tuple[Hashable, float]]]
+"""(rank, task) → what it shares with others, such as a link or a host's cores, and the part of it
+that it uses while nobody else does. Tasks that together would use more than the whole of something
+take as many times longer, as long as they do."""
 
 FREE_KINDS = frozenset(
     {
@@ -34,6 +42,16 @@ def unit_cost(rank: int, task: Task) -> float:
 def no_latency(sender: int, receiver: int) -> float:
     """Notices are there at once."""
     return 0.0
+
+
+def no_wake(rank: int, stream: Stream) -> float:
+    """Streams go on at once."""
+    return 0.0
+
+
+def no_uses(rank: int, task: Task) -> tuple[()]:
+    """Nothing is shared."""
+    return ()
 
 
 def slot_cost(plans: Mapping[int, Plan], seconds: Mapping[SegmentKind, float]) -> Cost:

@@ -71,6 +71,7 @@ def test_no_bucket_has_more_than_its_most_bytes() -> None:
         assert end - begin == 1 or sum(nbytes[begin:end]) <= MOST_BYTES
 
 
+@pytest.mark.slow
 def test_gpt_tiny_overlaps_without_being_asked() -> None:
     """By simulation with the estimated costs, and where communication is slower than these."""
 

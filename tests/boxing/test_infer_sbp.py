@@ -6,11 +6,15 @@ import random
 
 import pytest
 
-from plancompiler.boxing.infer_sbp import Operand, cheapest_signature
+import plancompiler as pc
+from plancompiler.boxing.infer_sbp import Operand, cheapest_signature, infer_sbp
 from plancompiler.boxing.planner import boxing_path
 from plancompiler.ir import BROADCAST, DType, NdSbp, Partial, TensorType, freeze_attrs
 from plancompiler.ops.registry import infer_types, mesh_signatures, op_def
+from plancompiler.passes import run_passes
+from tests.examples import gpt
 from tests.ops.samples import samples
+from tests.passes.worlds import configured, mesh
 
 
 def dearest_first(candidates, operands, outputs, hierarchy) -> list:
@@ -62,3 +66,54 @@ def test_the_cheapest_signature_is_that_of_pricing_all(hierarchy, tmp_path, reco
             checked += 1
     assert checked > 100
     record_property(f"choices_of_signatures_checked,_{hierarchy}", checked)
+
+
+def signatures_of(job, *config):
+    """(op, its signature) of the job as passes leave it."""
+    graph = infer_sbp(run_passes(configured(job, **dict(config)))[0])
+    return list(zip(graph.job.ops, graph.signatures, strict=True))
+
+
+def test_what_follows_from_the_gradient_of_a_sum_is_made_in_parts():
+    """A number's gradient is there on every rank, where all could do the work of all."""
+    with pc.job("sum") as job:
+        x = pc.input("x", (8, 6), "float32", mesh(2), "S(0)")
+        layers = pc.nn.Linear(6, 6, bias=False), pc.nn.Linear(6, 6, bias=False)
+        for layer in layers:
+            x = layer.place(mesh(2))(x)
+        loss = pc.sum(x)
+        pc.optim.SGD(0.1).minimize(loss, [each.weight for each in layers])
+        pc.output("loss", loss)
+    products = {
+        op.name: str(signature.outputs[0])
+        for op, signature in signatures_of(job)
+        if op.kind == "matmul"
+    }
+    assert "matmul_2" in products  # of the gradient
+    assert set(products.values()) == {"[S(0)]"}
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_the_gradient_of_a_split_table_is_made_in_parts(microbatches):
+    placed = mesh(2)
+    with pc.job("table") as job:
+        ids = pc.input("ids", (8, 4), "int64", placed, "B")
+        table = pc.nn.Embedding(32, 6).place(placed, {"weight": "S(0)"})
+        loss = pc.mean(table(ids) ** 2.0)
+        pc.optim.Adam(0.1).minimize(loss)
+        pc.output("loss", loss)
+    made = [
+        str(signature.outputs[0])
+        for op, signature in signatures_of(
+            job, ("microbatches", microbatches), ("precision", "float16")
+        )
+        if op.kind == "embedding_grad"
+    ]
+    assert made == ["[S(0)]"]
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
+def test_gradients_are_reduced_once_per_step(precision):
+    for op, signature in signatures_of(gpt(dp=2), ("microbatches", 4), ("precision", precision)):
+        if op.kind == "accumulate" and op.attr("reduction") == "sum":
+            assert signature.inputs[0].has_partial, op.name

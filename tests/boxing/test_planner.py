@@ -118,10 +118,13 @@ def test_replicas_are_read_where_they_are() -> None:
     assert [p.rank for p in exchange_sources(far.exchange, 3)] == [1]
 
 
-def test_readers_are_the_inverse_of_sources() -> None:
+@pytest.mark.parametrize(
+    "seeds", [range(50), pytest.param(range(50, 400), marks=pytest.mark.slow)], ids=str
+)
+def test_readers_are_the_inverse_of_sources(seeds: range) -> None:
     """What a source computes of its readers is what all destinations together say."""
     exchanges = 0
-    for seed in range(400):
+    for seed in seeds:
         case = random_case(seed)
         plan = plan_boxing(case.src, case.src_sbp, case.dst, case.dst_sbp, case.shape, F64)
         if plan.exchange is None:
@@ -134,4 +137,4 @@ def test_readers_are_the_inverse_of_sources() -> None:
                     said[piece.rank].append((dst_rank, piece.lane))
         for rank, readers in said.items():
             assert exchange_readers(plan.exchange, rank) == tuple(sorted(readers)), case
-    assert exchanges > 200
+    assert exchanges > len(seeds) // 2

@@ -113,6 +113,7 @@ def test_losses_do_not_depend_on_streams(
         np.testing.assert_allclose(actual, reference, rtol=1e-5)
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.parametrize("streams", SETTINGS)
 def test_all_modes_give_the_same_plans(streams: str) -> None:

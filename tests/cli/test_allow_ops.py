@@ -42,8 +42,8 @@ def build(ranks=2):
 
 
 def run_command(file: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """`plancompiler run` in worker processes, far from the job file's folder."""
-    command = [*PROGRAM, "run", file, "--steps", "2", "--json"]
+    """`plancompiler run` in a worker process, far from the job file's folder."""
+    command = [*PROGRAM, "run", file, "--ranks", "1", "--steps", "2", "--json"]
     return subprocess.run(
         [*command, "--backend", "processes", *options],
         capture_output=True,

@@ -12,12 +12,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from plancompiler.cli.program import cli
-from plancompiler.cluster.messages import JobPhase
+from plancompiler.cluster.messages import JobPhase, JobRequest
 from plancompiler.errors import ClusterError, JobCancelledError, UsageError
 from plancompiler.master.job_channel import Retention
 from plancompiler.master.server import MasterServer
 from plancompiler.running.client import Client
-from tests.cluster.conftest import Workers
+from tests.cluster.conftest import Workers, eventually
 from tests.examples import EXAMPLES, mlp
 
 STEPS = 6
@@ -109,6 +109,29 @@ def test_who_comes_too_late_is_told_how_many_steps_are_gone(workers: Workers) ->
         assert gone.result() == {}
         assert gone.dropped_steps == STEPS
         fourth.result()
+        for worker in workers.started:
+            worker.stop()
+
+
+def test_outputs_wait_for_the_client_that_submitted_and_has_not_yet_listened(
+    workers: Workers,
+) -> None:
+    with (
+        MasterServer(ranks=1, retention=Retention(jobs=1)) as server,
+        Client(server.address) as client,
+    ):
+        workers(server.address)
+        ids = []
+        for _ in range(3):
+            with client._submitted(mlp(ranks=1), JobRequest(STEPS)) as job_id:
+                ids.append(job_id)
+            eventually(lambda: all(job.phase.is_end for job in client.jobs()))
+        for job_id in ids:
+            assert len(list(client.job(job_id))) == STEPS
+        client.submit(mlp(ranks=1), 1).result()
+        late = client.job(ids[0])
+        assert late.result() == {}
+        assert late.dropped_steps == STEPS
         for worker in workers.started:
             worker.stop()
 

@@ -160,7 +160,7 @@ def test_what_has_no_meaning_for_a_job_that_is_compiled_only(
     assert invoke(*submit[:-1], *out).exit_code == 2
     assert client.jobs() == ()
     with pytest.raises(UsageError, match="compiled only"):
-        client._submit(mlp(ranks=2), JobRequest(3, compile_only=True))
+        client._submit(mlp(ranks=2), JobRequest(3, compile_only=True), "key")
     with pytest.raises(RankError, match="more ranks"):
         client.compile(mlp(ranks=2), ranks=9)
     job = asked(*submit, "--detach")["job"]

@@ -25,6 +25,7 @@ from plancompiler.errors import (
 )
 from plancompiler.executor.checkpoint import read_index
 from plancompiler.executor.checkpoint_index import INDEX
+from plancompiler.forecasting.recorded_trace import read_trace
 from plancompiler.master.server import MasterServer
 from plancompiler.plan.compiled_plans import read_plans
 from plancompiler.proto.cluster_pb2 import FilePart
@@ -214,7 +215,8 @@ def test_the_command_fetches_everything(workers: Workers, tmp_path: Path) -> Non
         arrays = arrays_from_bytes((tmp_path / "outputs/step_00000002.safetensors").read_bytes())
         assert arrays["values"].tolist() == [2.0] * 4
         assert fetch("timeline")["files"] == ["timeline.json"]
-        assert json.loads((tmp_path / "timeline/timeline.json").read_text())["traceEvents"]
+        plans, backend, timelines = read_trace(tmp_path / "timeline/timeline.json")
+        assert (plans[0].job, backend, len(timelines[0].begins)) == ("measured", "processes", 3)
         fetch("plans")
         assert read_plans(tmp_path / "plans").digest == handle.digest
         assert fetch("checkpoint")["files"][0] == "index.json"

@@ -208,6 +208,32 @@ assert ("stdout", "afterwards") not in heard
     assert done.stderr == b"half a line\n10%\r100%\nnot utf-8 \xff\n"
 
 
+@pytest.mark.processes
+def test_a_line_is_not_cut_where_lines_are_sent_while_it_is_printed() -> None:
+    """An unbuffered `print` writes a line and its end apart."""
+    program = """
+import sys
+from plancompiler.worker.captured_streams import captured_streams
+from plancompiler.worker.job_log import JobLog
+log = JobLog()
+log.begin(1)
+with captured_streams(log.add) as log.streams:
+    sys.stdout.write("its text")
+    sys.stdout.flush()
+    assert log.take() == []
+    sys.stdout.write(" and its end\\nno end")
+    sys.stdout.flush()
+    def texts(**options):
+        return [line.text for lines in log.take(**options) for line in lines.lines]
+    assert texts() == ["its text and its end"]
+    assert texts(work_has_ended=True) == ["no end"]
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=False, timeout=SECONDS
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @contextmanager
 def worker_process(address: str, folder: Path, module: str) -> Iterator[subprocess.Popen[bytes]]:
     """`plancompiler worker`, whose words are kept by its own terminal, a file, too."""

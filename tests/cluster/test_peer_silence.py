@@ -15,6 +15,7 @@ from plancompiler.errors import AbortedError, TransportError
 from plancompiler.executor.comm import messages, remote
 from plancompiler.executor.comm.remote import PeerServer, remote_link
 from plancompiler.executor.runtime import Runtime
+from tests.cluster.test_damaged_connections import altering
 from tests.executor.plans import data_parallel
 
 
@@ -59,3 +60,47 @@ def test_a_peer_that_cannot_be_heard_is_named(
     assert error.report.what == "rank 1 cannot be reached"
     assert error.report.rank == 1
     assert silent_address in str(error.report.got)
+
+
+def test_a_peer_that_answers_and_never_hears_of_this_rank_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The number of the stream that greets it is another on the way, so that both ends wait."""
+    monkeypatch.setattr(remote, "_UNHEARD_SECONDS", 0.1)
+    monkeypatch.setattr(remote, "_PROBE_SECONDS", 1.0)
+    monkeypatch.setattr(messages, "REACH_INTERVAL_SECONDS", 0.2)
+
+    def renumbered(data: bytes) -> bytes:
+        headers = b"\x01\x04%b" + b"@\x05:path"
+        first, other = (number.to_bytes(4, "big") for number in (1, 257))
+        return data.replace(headers % first, headers % other)
+
+    token = secrets.token_hex(8)
+    with ExitStack() as stack:
+        servers = [PeerServer("127.0.0.1:0") for _ in range(2)]
+        for server in servers:
+            stack.callback(server.close)
+        addresses = [f"127.0.0.1:{server.port}" for server in servers]
+        proxy = stack.enter_context(altering(addresses[1], renumbered))
+        proxy.armed = True
+        reached = [proxy.address, addresses[0]]
+        runtimes = [
+            stack.enter_context(
+                Runtime(
+                    plan,
+                    remote_link(
+                        token, rank, servers[rank], {1 - rank: reached[rank]}, open_channel
+                    ),
+                )
+            )
+            for rank, plan in data_parallel(2).items()
+        ]
+        with ThreadPoolExecutor(2) as pool:
+            futures = [pool.submit(runtime.prepare) for runtime in runtimes]
+            error = futures[0].exception()
+            runtimes[1].abort(AbortedError("the job was stopped"))  # as a master would
+            assert isinstance(futures[1].exception(), AbortedError)
+        assert proxy.altered
+    assert isinstance(error, TransportError)
+    assert error.report.what == "what this rank sends does not reach rank 1"
+    assert error.report.rank == 1

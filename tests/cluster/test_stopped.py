@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,9 +17,11 @@ import pytest
 import plancompiler as pc
 from plancompiler.cluster.messages import Waiting
 from plancompiler.errors import MasterUnreachableError, PlanCompilerError, WorkerLostError
+from plancompiler.limits import time_limits
 from plancompiler.master.events import Limits
 from plancompiler.master.server import MasterServer
 from plancompiler.running.client import Client
+from plancompiler.worker import heartbeats
 from plancompiler.worker.heartbeats import Heartbeats
 from tests.integration.tiny_jobs import hogging, regression
 
@@ -186,6 +189,22 @@ def test_who_must_speak_soon_has_spoken_before_a_job_runs() -> None:
         assert "cygrpc" in Path(f"/proc/{worker.pid}/maps").read_text()
     finally:
         worker.close()
+
+
+@pytest.mark.processes
+def test_who_speaks_to_a_silent_master_ends_with_the_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And not when the master's time for an answer is over."""
+    monkeypatch.setattr(heartbeats, "_CLOSE_SECONDS", time_limits.BEAT - 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as master:
+        worker = Heartbeats()
+        address = f"127.0.0.1:{master.getsockname()[1]}"
+        worker.introduce(address, None, b"session", b"token", silence=3.0)
+        connection, _ = master.accept()  # it has something to say, and hears nothing
+        with connection:
+            worker.close()
+    assert worker._process.returncode != -signal.SIGKILL
 
 
 @pytest.mark.processes

@@ -7,6 +7,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
+from plancompiler.eager import launcher, transports
 from plancompiler.errors import (
     AbortedError,
     DeadlineError,
@@ -14,10 +15,13 @@ from plancompiler.errors import (
     ShapeError,
     TransportError,
 )
+from plancompiler.executor.comm import messages
+from plancompiler.executor.comm.host_wire import GOODBYE as GOODBYE_FRAME
 from plancompiler.executor.comm.manager import CommContextManager
 from plancompiler.executor.comm.message_rendezvous import MessageWorldLink
 from plancompiler.executor.comm.messages import Frame, MessageLink
 from plancompiler.executor.comm.remote_wire import CHUNK_BYTES, PUBLISHED
+from plancompiler.limits.time_limits import FAILED_GOODBYE, GOODBYE
 
 
 class Wire:
@@ -27,6 +31,8 @@ class Wire:
         self.rank = rank
         self.worlds = worlds
         self.frames: list[bytes] = []
+        self.closed: tuple[bool, float] | None = None
+        """How it was told to close: in a hurry, and within how many seconds."""
 
     def open(self, peers, receiver) -> None:
         self.peers = peers
@@ -39,6 +45,7 @@ class Wire:
             self.worlds[rank].link.receive(self.rank, data)
 
     def close(self, last: Frame, hurry: bool, seconds: float) -> None:
+        self.closed = hurry, seconds
         for peer in self.peers:
             self.send(peer, last)
 
@@ -137,3 +144,48 @@ def test_those_who_left_and_those_who_failed_are_named(worlds):
     comms[0].abort(ShapeError("broken on purpose"))
     with pytest.raises(AbortedError, match="broken on purpose"):
         group.barrier()
+
+
+@pytest.mark.parametrize(
+    ("happens", "expected"),
+    [
+        ("nothing", (False, GOODBYE)),
+        ("the peer has left", (False, FAILED_GOODBYE)),
+        ("an error, just now", (True, FAILED_GOODBYE)),
+        ("an error, some time ago", (True, FAILED_GOODBYE - 0.25)),
+        ("an error, long ago", (True, 0.0)),
+    ],
+)
+def test_an_error_leaves_little_time_for_goodbyes(
+    happens: str, expected: tuple[bool, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer that no longer hears anything is not waited for again when the rank closes."""
+    now, worlds, given = 100.0, {}, []
+    monkeypatch.setattr(messages.time, "monotonic", lambda: now)
+    wire = Wire(0, worlds)
+    link = MessageLink(0, wire, given.append, linger=0.125)
+    worlds[0] = MessageWorldLink(link, 2, 0.1)
+    if happens == "the peer has left":
+        link.receive(1, bytes([GOODBYE_FRAME]))
+    if happens.startswith("an error"):
+        worlds[0].abort(DeadlineError("nobody came"))
+    now += {"an error, some time ago": 0.25, "an error, long ago": 60.0}.get(happens, 0.0)
+    link.close()
+    assert wire.closed == expected
+    assert given == [0.0 if expected[0] else 0.125]
+
+
+def test_who_cannot_join_says_so_to_the_others(
+    worlds: dict[int, MessageWorldLink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that others never reach has to tell them why it leaves: they may hear it."""
+    monkeypatch.setattr(transports, "open_world", lambda *_: worlds[0])
+    monkeypatch.setenv("PLANCOMPILER_RANK", "0")
+    monkeypatch.setenv("PLANCOMPILER_WORLD_SIZE", "2")
+    monkeypatch.setattr(launcher, "process_world", lambda: None)
+    with pytest.raises(DeadlineError, match=r"comparing kernels.*not entered: \[1\]"):
+        launcher.init()
+    failed_rank, error = worlds[1].link.failure
+    assert failed_rank == 0
+    assert "comparing kernels" in str(error)
+    assert worlds[0].link._carrier.closed[0], "in a hurry"

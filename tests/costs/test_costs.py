@@ -1,8 +1,7 @@
-"""What costs are computed of: links by where ranks are, kernels by rates or curves."""
+"""What costs are computed of: links by where ranks are, kernels by rates."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from plancompiler.costs import (
     primitive_cost,
 )
 from plancompiler.costs.choice import FOLDER
-from plancompiler.costs.machine import Curve, Machine
 from plancompiler.ir import DType, NdSbp
 from plancompiler.ir.task import Primitive
 from plancompiler.lower.compile import compile_plans
@@ -84,20 +82,6 @@ def test_a_kernel_takes_its_arithmetic_or_its_memory() -> None:
     assert traffic == pytest.approx(3e-6 + 1e12 / (2.039e12 * device.memory_efficiency))
     # int64 has no figure.
     assert op_seconds(A100, 1e15, 1, DType.INT64) == op_seconds(A100, 1e15, 1, DType.FLOAT32)
-
-
-def test_a_curve_tells_where_there_is_one() -> None:
-    curve = Curve("exp", "float32", "bytes", ((1e3, 1e-6), (1e5, 1e-4)))
-    machine = replace(A100, device=replace(A100.device, kernels=(curve,)))
-    assert isinstance(machine, Machine)
-
-    def seconds(nbytes: float, kind: str = "exp") -> float:
-        return op_seconds(machine, 0, nbytes, DType.FLOAT32, kind)
-
-    assert seconds(1) == 1e-6
-    assert seconds(1e4) == pytest.approx(1e-5)
-    assert seconds(1e7) == pytest.approx(1e-2)
-    assert seconds(1e4, "log") == op_seconds(A100, 0, 1e4, DType.FLOAT32)
 
 
 def test_buckets_and_reports_go_by_the_machine_of_the_config(tmp_path: Path) -> None:

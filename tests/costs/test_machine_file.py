@@ -44,7 +44,7 @@ MISTAKES = {
     "not a number": ("value = 80e9", 'value = "80 GB"', "device.memory_bytes"),
     "infinite": ("value = 80e9", "value = inf", "device.memory_bytes"),
     "not whole": ("value = 8,", "value = 8.5,", "node.devices"),
-    "above its range": ("value = 0.75", "value = 1.5", "device.matrix_efficiency"),
+    "above its range": ("value = 0.67", "value = 1.5", "device.matrix_efficiency"),
     "unknown": ("launch_seconds", "lunch_seconds", "device.lunch_seconds"),
     "unknown table": ("[network]", "[networks]", "networks"),
     "unknown dtype": ("int8 =", "int7 =", "device.flops_per_second.int7"),
@@ -84,15 +84,17 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         chosen_machine(tmp_path / "none.toml")
 
 
-def test_curves_are_points_by_ascending_work(tmp_path: Path) -> None:
-    curve = '[[device.kernel]]\nkind = "add"\ndtype = "float32"\nwork = "bytes"\npoints = {}\n'
-    good = chosen_machine(written(tmp_path, TEXT + curve.format("[[1e3, 1e-6], [1e6, 1e-4]]")))
-    (measured,) = good.device.kernels
-    assert measured.points == ((1e3, 1e-6), (1e6, 1e-4))
+def test_measured_tasks_are_points_of_sizes_and_seconds(tmp_path: Path) -> None:
+    task = '[[task]]\nkind = "add"\ndtype = "float32"\nform = ""\nworld = "{}"\npoints = {}\n'
+    points = "[[8, 4, 32, 384, 0, 1e-6], [8, 8, 64, 768, 10, 2e-6]]"
+    good = chosen_machine(written(tmp_path, TEXT + task.format("alone", points)))
+    (measured,) = good.tasks
+    assert measured.points[1] == ((8, 8, 64, 768, 10), 2e-6)
     assert good.digest != machine_of("a100-sxm").digest
-    for bad in ("[]", "[[1e6, 1e-4], [1e3, 1e-6]]", "[[1, -1]]", "[[1, 2, 3]]", "3"):
-        with pytest.raises(MachineFileError, match=r"device.kernel\[0\]") as caught:
-            chosen_machine(written(tmp_path, TEXT + curve.format(bad)))
+    bad = [("alone", each) for each in ("[]", "[[1, 2, 3]]", "[[1, 1, 1, 1, 1, -1]]", "3")]
+    for world, wrong in [*bad, ("nowhere", points)]:
+        with pytest.raises(MachineFileError, match=r"task\[0\]") as caught:
+            chosen_machine(written(tmp_path, TEXT + task.format(world, wrong)))
         assert str(caught.value.report.source).endswith(f":{len(TEXT.splitlines()) + 1}")
 
 

@@ -99,6 +99,7 @@ def test_eagerly(one_rank, record_property):
     record_property("layouts_with_equal_bits,_eager_and_pc.compile", 2 * len(CASES))
 
 
+@pytest.mark.slow
 def test_as_jobs(one_rank, record_property):
     for placement, sbp in CASES:
         assert compiled(placement, sbp) == one_rank, f"{placement} as {sbp}"

@@ -417,6 +417,19 @@ def test_wrong_arguments():
         compiled({1})
     with pytest.raises(UsageError, match="only a function"):
         pc.compile(3)
+    with pytest.raises(UsageError, match=r"takes no such option.*zero.*fuse_bytes and streams"):
+        pc.compile(lambda x: x, config=pc.Config(zero=1, streams="one"))
+    with pytest.raises(UsageError, match="must be a Config"):
+        pc.compile(config={"streams": "one"})
+
+
+def test_a_compiled_function_with_a_config_by_decorator():
+    @pc.compile(config=pc.Config(streams="one"))
+    def double(x):
+        return x * 2.0
+
+    assert double(pc.tensor([1.0, 2.0], ALONE)).tolist() == [2.0, 4.0]
+    assert double.programs()[0].config == pc.Config(streams="one")
 
 
 def test_what_would_be_wrong_is_refused():
@@ -589,7 +602,15 @@ def test_ranks_as_processes(tmp_path):
 # --- streams --------------------------------------------------------------------------------------
 
 
-def test_gradients_have_a_stream_of_their_own_as_in_jobs():
+@pytest.mark.parametrize(
+    ("config", "wanted"),
+    [
+        (None, {"gradient", "collective"}),
+        (pc.Config(streams="one"), {"collective"}),
+        (pc.Config(streams="compute", fuse_bytes=0), set()),
+    ],
+)
+def test_gradients_have_a_stream_of_their_own_as_in_jobs(config, wanted):
     def program():
         model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)).place(PAIR)
         optimizer = pc.optim.SGD(model.parameters(), lr=0.1)
@@ -603,11 +624,13 @@ def test_gradients_have_a_stream_of_their_own_as_in_jobs():
             return loss
 
         losses = [step(x).item()]
-        compiled = pc.compile(step)
+        compiled = pc.compile(step, config=config)
         losses += [compiled(x).item() for _ in range(2)]
-        streams = {thread.name for thread in threading.enumerate()}
-        return losses, f"plancompiler-{rank_number()}-gradient" in streams
+        threads = {thread.name for thread in threading.enumerate()}
+        streams = {each for each in names if f"plancompiler-{rank_number()}-{each}" in threads}
+        return losses, streams
 
-    for losses, apart in on_pair(program):
-        assert apart
+    names = ("gradient", "parameter", "collective")
+    for losses, streams in on_pair(program):
+        assert streams == wanted
         assert losses[2] < losses[1] < losses[0]

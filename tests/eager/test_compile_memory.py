@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -48,6 +51,34 @@ def test_steps_change_tensors_where_they_lie():
     step.close()
     assert not any(lent[id(each.local)] for each in kept)
     assert [address(each) for each in kept] == places
+
+
+def test_a_function_that_nobody_refers_to_is_gone_with_its_model():
+    """The world closes compiled functions, but keeps neither them nor what they name."""
+    lent = pc.eager.current_world().lent
+
+    def trained():
+        net = nn.Linear(3, 2).place(ALONE)
+        optimizer = pc.optim.SGD(lr=0.01)
+
+        @pc.compile
+        def step(x):
+            optimizer.minimize(net(x).sum(), net.parameters())
+            return x * 1.0
+
+        step(tensor(np.ones((4, 3))))
+        return weakref.ref(net), weakref.ref(net.weight.value.local)
+
+    model, memory = trained()
+    gc.collect()
+    assert model() is None
+    # Its plan is closed when the next one is made, in a thread of this rank.
+    following = pc.compile(lambda x: x + 1.0)
+    assert following(tensor([1.0])).item() == 2.0
+    gc.collect()
+    assert memory() is None
+    following.close()
+    assert not any(lent.values())
 
 
 def test_plans_and_eager_code_share_the_memory():

@@ -91,6 +91,14 @@ def test_split_tensors_are_indexed_alike(sbp):
         distinct = pc.unique(pc.tensor([3, 1, 3, 2], PAIR, "S(0)"))
         assert distinct.values.numpy().tolist() == [1, 2, 3]
         assert distinct.counts.numpy().tolist() == [1, 1, 2]
+        rows = np.array([[2, 1], [-1, 4], [2, 0], [2, 1]])
+        for axis in (0, 1):
+            distinct = pc.unique(pc.tensor(rows, PAIR, "S(0)"), axis=axis)
+            expected = np.unique(
+                rows, axis=axis, return_index=True, return_inverse=True, return_counts=True
+            )
+            for got, right in zip(distinct, expected, strict=True):
+                np.testing.assert_array_equal(got.numpy(), np.reshape(right, got.shape))
         assert [row.numpy().tolist() for row in pc.tensor([[1], [2]], PAIR, "S(0)")] == [[1], [2]]
 
     pc.eager.spawn(rank, 2)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 import plancompiler as pc
 from plancompiler import eager
 from plancompiler.eager.profile import ProfileRow
+from plancompiler.executor.comm.flight_recorder import CALLED, CommRecord
 
 PAIR = pc.Placement("cpu", [0, 1])
 
@@ -60,14 +63,23 @@ def test_ops_kernels_collectives_and_compiled_functions_are_counted() -> None:
 
 def test_who_was_waited_for_is_named() -> None:
     """Rank 1 begins only after rank 0 has been seen to wait."""
+    calls: list[CommRecord] = []
+    is_called = threading.Event()
+
+    def note(record: CommRecord) -> None:
+        calls.append(record)
+        is_called.set()
 
     def program() -> eager.Profile:
         world = eager.current_world()
         x = pc.tensor(np.ones((4, 4)), PAIR, "P")
         with pc.profile() as p:
-            if world.rank == 1:
-                for _ in range(200):
-                    (x * 1.0).to_local()
+            if world.rank == 0:
+                world.comm.observers.append(note)
+            else:
+                assert is_called.wait(60)
+                while calls[0].state == CALLED:  # the few instructions until it waits
+                    os.sched_yield()
             x.redistribute(sbp="B")
         p.compare_ranks()
         return p

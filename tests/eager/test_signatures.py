@@ -18,7 +18,7 @@ from plancompiler.ops.rule import NdSignature
 from tests.eager.test_ops import STRUCTURE
 from tests.ops.dense import SEED, STEP, gradients_of
 from tests.ops.samples import Sample, samples
-from tests.ops.sharding import Shards, assemble, run_dense, split
+from tests.ops.sharding import Shards, assemble, assert_close, run_dense, split
 from tests.ops.test_sharding import signatures_on, tolerance
 
 LINE = pc.Placement("cpu", [0, 1])
@@ -175,42 +175,59 @@ def run_all(calls: list[Call], weights: dict[int, np.ndarray | None], placement:
     return outputs_of, gradients, dispatched
 
 
+@dataclass(frozen=True)
+class Dense:
+    """What a sample gives on whole arrays."""
+
+    outputs: list[np.ndarray]
+    weight: np.ndarray | None
+    """That of the first output, where gradients are compared."""
+    gradients: list[np.ndarray | None]
+
+
+@pytest.fixture(scope="module")
+def dense_of(all_samples):
+    """The dense results of a call, which are those of its sample on every mesh."""
+    rng = np.random.default_rng(5)
+    results: dict[int, Dense] = {}
+
+    def dense_of(call: Call) -> Dense:
+        sample, key = call.sample, id(call.sample)
+        if key not in results:
+            outputs = run_dense(sample.kind, sample.inputs, sample.attrs, seed=SEED, step=STEP)
+            weight, gradients = None, []
+            if call.differentiable and outputs[0].dtype.kind == "f":
+                weight = np.asarray(rng.normal(size=outputs[0].shape), outputs[0].dtype)
+                given = [weight] + [None] * (len(outputs) - 1)
+                gradients = gradients_of(sample.kind, sample.inputs, sample.attrs, given)
+            results[key] = Dense(outputs, weight, gradients)
+        return results[key]
+
+    return dense_of
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("placement", [LINE, GRID], ids=["2", "2x2"])
-def test_every_signature_gives_the_dense_result(all_samples, placement, record_property):
-    rng = np.random.default_rng(5)
+def test_every_signature_gives_the_dense_result(all_samples, dense_of, placement, record_property):
     calls = calls_on(placement, all_samples)
-    dense: dict[int, list[np.ndarray]] = {}
-    weights: dict[int, np.ndarray | None] = {}
-    wanted_grads: dict[int, list[np.ndarray | None]] = {}
-    for call in calls:
-        sample, key = call.sample, id(call.sample)
-        if key in dense:
-            continue
-        made = run_dense(sample.kind, sample.inputs, sample.attrs, seed=SEED, step=STEP)
-        dense[key], weights[key], wanted_grads[key] = made, None, []
-        if call.differentiable and made[0].dtype.kind == "f":
-            weights[key] = weight = np.asarray(rng.normal(size=made[0].shape), made[0].dtype)
-            grads = [weight] + [None] * (len(made) - 1)
-            wanted_grads[key] = gradients_of(sample.kind, sample.inputs, sample.attrs, grads)
+    weights = {id(call.sample): dense_of(call).weight for call in calls}
     by_rank = spawn(run_all, placement.size, calls, weights, placement)
     backward = 0
     for number, call in enumerate(calls):
-        key = id(call.sample)
-        for slot, wanted in enumerate(dense[key]):
+        dense = dense_of(call)
+        for slot, wanted in enumerate(dense.outputs):
             got = whole([outputs[number][slot] for outputs, _, _ in by_rank], placement)
             assert got.dtype == wanted.dtype, str(call)
-            bound = tolerance(wanted) * 10
-            np.testing.assert_allclose(got, wanted, bound, bound, err_msg=str(call))
-        for slot, wanted in enumerate(wanted_grads[key]):
+            assert_close(got, wanted, tolerance(wanted) * 10, label=call)
+        for slot, wanted in enumerate(dense.gradients):
             parts = [gradients[number][slot] for _, gradients, _ in by_rank]
             if wanted is None:
                 assert parts == [None] * placement.size, str(call)
                 continue
             got = whole(parts, placement)
             bound = 1e-7 if wanted.dtype == np.float64 else 1e-5
-            np.testing.assert_allclose(got, wanted, bound, bound / 100, err_msg=str(call))
-        backward += weights[key] is not None
+            assert_close(got, wanted, bound, bound / 100, call)
+        backward += dense.weight is not None
     kinds = len({call.sample.kind for call in calls})
     record_property(
         f"eager_signatures_proved_on_mesh_{placement.hierarchy}",

@@ -22,6 +22,7 @@ VIEWS = {
     "steps": (lambda x: x[::2, 1::3], lambda a: a[::2, 1::3]),
     "last step": (lambda x: x[..., ::4], lambda a: a[..., ::4]),
     "detach": (lambda x: x.detach(), lambda a: a),
+    "diagonal": (lambda x: x.diagonal(1), lambda a: np.einsum("ii->i", a[:, 1:])),
     "two": (lambda x: x.T[1:5], lambda a: a.T[1:5]),
 }
 LAYOUTS = [(ALONE, "B"), (PAIR, "B"), (PAIR, "S(0)"), (PAIR, "S(1)"), (GRID, ["S(0)", "S(1)"])]

@@ -2,64 +2,138 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 import plancompiler as pc
 from plancompiler.cli.program import cli
-from plancompiler.costs import chosen_machine, op_seconds
+from plancompiler.costs import chosen_machine
+from plancompiler.costs.choice import FOLDER
+from plancompiler.costs.machine_file import read_machine
+from plancompiler.costs.measured_tasks import ALONE, PROCESSES, THREADS, Sizes
 from plancompiler.errors import UsageError
-from plancompiler.executor.local_run import LocalWorld
-from plancompiler.executor.trace import Recording
-from plancompiler.forecasting import calibrate as calibration
+from plancompiler.executor.timeline import Timeline, register_labels, task_labels
 from plancompiler.forecasting.calibrate import (
-    Kernel,
+    TYPICAL,
+    Calibration,
     Samples,
-    add_timeline,
+    add_timelines,
     check_idle,
-    curves,
     link,
     slowdown,
+    task_tables,
+    typical_steps,
 )
-from plancompiler.ir import DType, Job
+from plancompiler.forecasting.calibration_jobs import calibration_jobs, write_data
+from plancompiler.forecasting.measured_run import WARM_STEPS
+from plancompiler.forecasting.recorded_trace import read_trace
+from plancompiler.forecasting.task_time import STEP, TURN, WAKE, Place, TaskTimes
 from plancompiler.lower.compile import compile_plans
+from plancompiler.plan.plan import CollectiveSpec, Plan, Stream, Task
+from plancompiler.simulate import simulate
 from tests.passes.worlds import mesh, tower_job
 
-
-def jobs(ranks: int) -> Iterator[Job]:
-    for dim in (8, 24):
-        yield tower_job(mesh(ranks), pc.optim.SGD(0.1), layers=1, dim=dim)
+STEPS = 40
 
 
 @pytest.mark.processes  # recordings have a process that clears up after them
 def test_what_is_measured_is_read_back_and_used(tmp_path: Path) -> None:
+    calibration = Calibration(pc.run, tmp_path, True, {ALONE: 1, THREADS: 1})
+    for run in calibration.runs():
+        run()
     path = tmp_path / "here.toml"
-    path.write_text(calibration.calibrate("here", True, jobs))
+    path.write_text(calibration.text("here"))
     machine = chosen_machine(path)
     assert {"device.flops_per_second.float32", "node.bytes_per_second"} <= set(machine.measured)
-    assert "device.launch_seconds" not in machine.measured
-    kinds = {curve.kind: curve for curve in machine.device.kernels}
-    assert {"tanh", "square"} <= kinds.keys()
-    size, seconds = kinds["tanh"].points[0]
-    assert op_seconds(machine, 0, size, DType.FLOAT32, "tanh") == seconds
-    (job,) = (job for job in jobs(1) if "24" in str(job.ops[0].output_types))
-    known = pc.forecast(job, path)
-    assert known.step_seconds > machine.host.step_seconds
-    assert len(known.measured) == len(machine.measured)
-
-
-def test_a_curve_has_the_mean_of_each_size() -> None:
-    kernels = {
-        Kernel("exp", "float32", 10, 80): [1.0, 3.0],
-        Kernel("exp", "float32", 20, 160): [5.0],
-        Kernel("matmul", "float32", 8000, 100): [7.0],
+    assert machine.device.launch_seconds > 0
+    assert {"matmul", "adam_update", "all_reduce", "output", TURN, STEP} <= {
+        each.kind for each in machine.tasks
     }
-    exp, matmul = curves(kernels)
-    assert exp == ("exp", "float32", "bytes", ((80, 2.0), (160, 5.0)))
-    assert matmul == ("matmul", "float32", "flops", ((8000, 7.0),))
+    assert {each.world for each in machine.tasks} == {ALONE, THREADS}
+    job = next(calibration_jobs(tmp_path, 2, 1))
+    known = {backend: pc.forecast(job, path, backend=backend) for backend in (THREADS, PROCESSES)}
+    assert known[THREADS].step_seconds > machine.host.step_seconds
+    assert known[PROCESSES].traffic_bytes == known[THREADS].traffic_bytes
+    assert len(known[THREADS].measured) == len(machine.measured)
+
+
+# --- what timelines show --------------------------------------------------------------------------
+
+
+@cache
+def two_ranks() -> dict[int, Plan]:
+    return dict(compile_plans(tower_job(mesh(2), pc.optim.SGD(0.1), layers=2), 2).plans)
+
+
+def recorded(plans: dict[int, Plan], seconds: dict[str, float]) -> list[Timeline]:
+    """What recorders would have written of a simulated run, every fourth step of which takes three
+    times as long.
+    """
+
+    def cost(rank: int, task: Task) -> float:
+        return seconds.get(str(task.kind), 1e-6)
+
+    simulation = simulate(plans, cost, steps=1, wake=lambda rank, stream: 3e-6)
+    timelines = []
+    span = simulation.makespan
+    for rank, plan in plans.items():
+        labels = task_labels(plan)
+        column = {task.id: number for number, task in enumerate(plan.tasks)}
+        begins, ends = np.zeros((2, STEPS, len(labels)))
+        for run in simulation.runs:
+            if run.rank == rank:
+                for step in range(STEPS):
+                    slow = 3.0 if step % 4 == 0 else 1.0
+                    begins[step, column[run.task.id]] = 1 + step * 10 * span + slow * run.begin
+                    ends[step, column[run.task.id]] = 1 + step * 10 * span + slow * run.end
+        times = [(each * 1e9).astype(np.int64) for each in (begins, ends)]
+        timelines.append(
+            Timeline(plan.job, rank, 0, labels, register_labels(plan), *times, cut_short=False)
+        )
+    return timelines
+
+
+def test_typical_steps_are_around_the_lower_quartile() -> None:
+    timelines = recorded(two_ranks(), {"Compute": 1e-3})
+    steps = typical_steps(timelines)
+    assert min(steps) >= WARM_STEPS
+    assert len(steps) == pytest.approx((STEPS - WARM_STEPS - 1) * (TYPICAL[1] - TYPICAL[0]), abs=2)
+
+
+def test_timelines_become_points_by_kind_and_sizes() -> None:
+    plans = two_ranks()
+    samples = Samples()
+    costs = {"Compute": 1e-3, "CollectiveBoxing": 5e-3, "Variable": 0.0}
+    add_timelines(samples, plans, recorded(plans, costs), THREADS)
+    times = TaskTimes(chosen_machine("cpu-generic"))
+    collectives = 0
+    for task in plans[0].tasks:
+        place = times.place(plans[0], task)
+        if place is None:
+            continue
+        (seconds,) = samples.tasks[place, THREADS]
+        collective = isinstance(task.spec, CollectiveSpec)
+        collectives += collective
+        if collective or str(task.kind) == "Compute":
+            # Ticks of steps that are not typical, at most; never the waiting for the other rank.
+            assert seconds == pytest.approx(5e-3 if collective else 1e-3, rel=1e-3)
+    assert collectives
+    streams = {task.stream for task in plans[0].tasks if isinstance(task.spec, CollectiveSpec)}
+    for stream in (Stream.COMPUTE, *streams):
+        (wake,) = samples.tasks[times.beside(WAKE, plans[0], stream), THREADS]
+        assert wake == pytest.approx(3e-6, rel=2e-3)
+
+
+def test_the_timeline_of_another_job_is_refused() -> None:
+    plans = two_ranks()
+    timelines = recorded(plans, {})
+    other = compile_plans(tower_job(mesh(2), pc.optim.SGD(0.1), layers=1), 2).plans
+    with pytest.raises(UsageError, match="another job"):
+        add_timelines(Samples(), other, timelines, THREADS)
 
 
 def test_a_link_is_that_of_the_model_that_made_its_times() -> None:
@@ -70,10 +144,20 @@ def test_a_link_is_that_of_the_model_that_made_its_times() -> None:
 
 
 def test_a_slowdown_is_of_kernels_that_were_seen_alone_and_together() -> None:
-    one, other = Kernel("exp", "float32", 1, 8), Kernel("log", "float32", 1, 8)
-    samples = Samples({one: [1.0], other: [1.0]}, {one: [1.5], Kernel("a", "b", 1, 1): [9.0]})
+    place = Place("exp", "float32", "", Sizes(1.0, 1.0, 1.0, 8.0, 0.0))
+    other = place._replace(kind="log")
+    samples = Samples({(place, ALONE): [1.0], (place, THREADS): [1.5], (other, THREADS): [9.0]})
     assert slowdown(samples) == 1.5
     assert slowdown(Samples()) == 1.0
+
+
+def test_jobs_read_their_own_data_and_differ(tmp_path: Path) -> None:
+    write_data(tmp_path)
+    for ranks in (1, 2):
+        jobs = list(calibration_jobs(tmp_path, ranks, 7))
+        assert {job.world_size for job in jobs} == {ranks}
+        assert len({str(job.ops) for job in jobs}) == len(jobs)
+        assert not any(job.inputs for job in jobs)
 
 
 def test_a_busy_machine_is_refused_unless_forced() -> None:
@@ -84,18 +168,101 @@ def test_a_busy_machine_is_refused_unless_forced() -> None:
     assert "--force" in str(caught.value)
 
 
-@pytest.mark.processes  # recordings have a process that clears up after them
-def test_the_timeline_of_another_job_is_refused() -> None:
-    one, other = (compile_plans(tower_job(mesh(1), layers=layers), 1).plans[0] for layers in (1, 2))
-    with Recording() as recording:
-        with LocalWorld({0: one}, record=recording.folder) as world:
-            world.run(1)
-        (timeline,) = recording.timelines()
-    with pytest.raises(UsageError, match="another job"):
-        add_timeline(Samples(), other, timeline)
-
-
 def test_the_command_says_where_it_writes(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["calibrate"])
     assert done.exit_code == 2
     assert "--out" in done.output
+
+
+def test_a_place_that_cannot_be_written_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plancompiler.cli.calibrate.calibrate", None)  # it would take minutes
+    done = CliRunner().invoke(cli, ["calibrate", "--out", str(tmp_path / "missing" / "here.toml")])
+    assert done.exit_code == 2
+    assert "the machine file cannot be written" in done.output
+
+
+# --- a timeline's file ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a run whose op no calibration has measured."""
+    path = tmp_path_factory.mktemp("run") / "timeline.json"
+    mesh = pc.Placement("cpu", [0, 1])
+    with pc.job("learnt") as job:
+        x = pc.normal((64, 32), placement=mesh).redistribute(sbp="S(0)")
+        pc.output("y", pc.erfinv(pc.tanh(x)).sum())
+    with pc.run(job, 2, trace=path) as session:
+        for _ in session.run(WARM_STEPS + 10):
+            pass
+    return path
+
+
+def onto(tmp_path: Path) -> Path:
+    """A machine file that has measured one thing and says another."""
+    path = tmp_path / "here.toml"
+    known = Place("exp", "float32", "", Sizes(1, 2, 3, 4, 5))
+    text = (FOLDER / "cpu-generic.toml").read_text()
+    path.write_text(text + "\n".join(task_tables(Samples({(known, ALONE): [0.5]}))) + "\n")
+    return path
+
+
+def learnt(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, ["calibrate", *map(str, arguments), "--json"])
+
+
+@pytest.mark.processes  # the recording has a process that clears up after it
+def test_a_recorded_run_is_learnt_from(trace: Path, tmp_path: Path) -> None:
+    path = onto(tmp_path)
+    before = chosen_machine(path)
+    result = learnt("--from", trace, "--onto", path)
+    assert result.exit_code == 0, result.output
+    after = read_machine(path)
+    assert after.text == before.text
+    known = {(each.kind, each.world): each.points for each in after.tasks}
+    assert known["exp", ALONE] == before.tasks[0].points
+    plans, backend, timelines = read_trace(trace)
+    assert backend == THREADS
+    (task,) = (each for each in plans[0].tasks if "erfinv" in each.name)
+    (column,) = (
+        column
+        for column, (position, _) in enumerate(timelines[0].columns)
+        if timelines[0].tasks[position].id == task.id
+    )
+    ((sizes, seconds),) = known["erfinv", THREADS]
+    assert sizes == TaskTimes(after).place(plans[0], task).sizes
+    lasted = [(each.ends - each.begins)[:, column] * 1e-9 for each in timelines]
+    assert np.min(lasted) / 2 < seconds < np.max(lasted)
+    again = learnt("--from", trace, "--onto", path, "--out", tmp_path / "more.toml")
+    assert again.exit_code == 0, again.output
+    points = {each.kind: each.points for each in read_machine(tmp_path / "more.toml").tasks}
+    assert len(points["erfinv"]) == 1
+
+
+@pytest.mark.processes
+def test_what_cannot_be_learnt_from(trace: Path, tmp_path: Path) -> None:
+    machine, text = onto(tmp_path), trace.read_text()
+    damaged = tmp_path / "damaged.json"
+    for change, wanted in (
+        (lambda: text.replace('"job"', '"work"', 1), "which job it is of"),
+        (lambda: text.replace('"threads"', '"hosts"', 1), "backend"),
+        (lambda: text.replace('"name": "erfinv', '"name": "erfc'), "of another job"),
+        (lambda: text[: len(text) // 2], "JSON"),
+        (lambda: text.replace('"pid": 1', '"pid": 7'), "lacks ranks"),
+    ):
+        damaged.write_text(change())
+        result = learnt("--from", damaged, "--onto", machine)
+        assert result.exit_code in (1, 2), result.output
+        assert wanted in result.output, result.output
+    for wrong, wanted in (
+        (("--from", trace), "belong together"),
+        ((), "--out"),
+        (("--from", tmp_path / "none", "--onto", machine), "cannot be read"),
+        (("--from", trace, "--onto", tmp_path / "none"), "cannot be read"),
+        (("--from", trace, "--onto", FOLDER / "a100-sxm.toml"), "another type"),
+    ):
+        result = learnt(*wrong)
+        assert result.exit_code in (1, 2), result.output
+        assert wanted in result.output, result.output

@@ -70,11 +70,11 @@ def total(forecasted: object) -> int:
     return sum(each.count * each.memory.total for each in forecasted.classes)  # type: ignore[attr-defined]
 
 
-LONG = ("gpt zero 1", "gpt interleaved", "gpt recomputed", "gpt float16", "mlp dp", "gpt dp tp")
+QUICK = ("mlp tp", "ring of uneven pieces", "large reductions of two")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in JOBS]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in JOBS]
 )
 def test_ranks_on_hosts_of_their_own(name: str, apart: Path) -> None:
     """Receive buffers included; every byte of payload is counted where it is handed over."""
@@ -95,7 +95,16 @@ def test_ranks_on_hosts_of_their_own(name: str, apart: Path) -> None:
         assert each.received_bytes == sum(n for (_, to), n in payload.items() if to == each.rank)
 
 
-@pytest.mark.parametrize("name", ["mlp dp", "gpt dp tp", "gpt pipeline", "gpt bfloat16, three"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mlp dp",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("gpt dp tp", "gpt pipeline", "gpt bfloat16, three")
+        ),
+    ],
+)
 def test_ranks_of_one_host(name: str) -> None:
     job: Job = JOBS[name]()
     expected = forecast(job)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,11 +19,14 @@ from plancompiler.costs.choice import FOLDER
 from plancompiler.errors import UsageError
 from plancompiler.forecasting import Forecast
 from plancompiler.forecasting.fitting import changes_of
+from plancompiler.forecasting.traffic import received_in_step, received_of_task
 from plancompiler.ir import Job
 from plancompiler.lower.compile import compile_plans
 from plancompiler.passes import config_of
+from plancompiler.plan.plan import CollectiveSpec
 from plancompiler.simulate import simulate
 from tests.examples import EXAMPLES, gpt
+from tests.forecasting.test_rank_classes import turned
 from tests.passes.worlds import configured, mesh
 
 
@@ -79,6 +85,23 @@ def test_a_rank_that_stands_for_others_takes_their_time(name: str) -> None:
             variables = {v.register for v in plan.variables}
             used = sum(register.nbytes for register in plan.registers if register.id in variables)
             assert used >= forecasted.memory.parameters + forecasted.memory.state
+
+
+@pytest.mark.parametrize("one", ["S(0)", "B"])
+@pytest.mark.parametrize("other", ["S(0)", "B"])
+def test_a_stand_in_may_be_ahead_of_who_waits_for_it(one: str, other: str) -> None:
+    """Ranks of a class read of different classes, so that not all notices are of the same pairs."""
+    job = turned(["S(0)", one], ["S(0)", other])
+    known = pc.forecast(job, "h100-sxm")
+    plans = compile_plans(known.job, job.world_size, "rank_per_iter").plans
+    classes = known.rank_classes
+
+    def cost(rank: int, task: object) -> float:
+        return 1.0
+
+    whole = simulate(plans, cost, steps=4)
+    by_class = simulate(classes.plans, cost, steps=4, stands_for=classes.stands_for)
+    assert by_class.makespan == pytest.approx(whole.makespan, rel=0.1)
 
 
 def test_the_number_of_classes_does_not_grow_with_data_parallelism() -> None:
@@ -141,6 +164,74 @@ def test_more_ranks_than_the_machine_has(tmp_path: Path) -> None:
         pc.forecast(gpt(dp=1), path, ranks=3)
 
 
+SPREAD = {
+    "rings": lambda: gpt(dp=4, tp=4),
+    "stages that begin within a node": lambda: gpt(dp=6, pp=2, batch=12),
+    "groups within and across": lambda: gpt(dp=3, tp=2, pp=2, batch=12),
+    "shares of parameters": lambda: gpt(dp=6, zero=1, batch=12),
+    "neighbours": lambda: halo_job(10),
+    "axes exchanged": lambda: turned(["S(0)", "S(0)"], ["S(0)", "S(0)"]),
+}
+
+
+@pytest.mark.parametrize("name", SPREAD)
+@pytest.mark.parametrize("shipped", ["h100-sxm", "cpu-generic"])
+def test_traffic_by_link_counts_each_rank_of_a_class(
+    name: str, shipped: str, tmp_path: Path
+) -> None:
+    """Some ranks receive from their own node where the first of their class does not, or the other
+    way round.
+    """
+    path = tmp_path / "nodes.toml"
+    text = (FOLDER / f"{shipped}.toml").read_text()
+    figure = '{{ value = {}, source = "a test" }}'.format
+    if shipped == "cpu-generic":
+        text += f"devices = {figure(8)}\n[network]\nlatency_seconds = {figure(1e-5)}\n"
+        text += f"bytes_per_second = {figure(1e9)}\noversubscription = {figure(1.0)}\n"
+    size = 8 if name == "rings" else 4
+    path.write_text(text.replace("devices = { value = 8", f"devices = {{ value = {size}"))
+    job: Job = SPREAD[name]()
+    known = pc.forecast(job, path)
+    plans = compile_plans(known.job, job.world_size, "rank_per_iter").plans
+    by_link: dict[str, float] = {}
+    for plan in plans.values():
+        for one in received_in_step(plan, known.machine):
+            by_link[one.link] = by_link.get(one.link, 0.0) + one.nbytes
+    assert known.traffic_by_link == pytest.approx(by_link, rel=1e-12)
+    assert len(by_link) == 2 or name == "axes exchanged"
+
+
+def slow_links(folder: Path) -> Path:
+    """Devices whose links take most of the time, for bytes alone."""
+    path = folder / "slow.toml"
+    text = (FOLDER / "a100-sxm.toml").read_text()
+    for old, new in (("300e9", "3e8"), ("25e9", "1e7"), ("5e-6", "0"), ("10e-6", "0")):
+        text = text.replace(f"value = {old}", f"value = {new}")
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("layout", [{"dp": 4, "zero": 3}, {"dp": 16, "zero": 3}])
+def test_streams_share_a_link(layout: dict[str, int], tmp_path: Path) -> None:
+    """No link moves bytes faster than it can, whatever streams ask for it at a time."""
+    known = pc.forecast(gpt(batch=16, **layout), slow_links(tmp_path))
+    between = known.ranks > 8
+    rate = 8 * 1e7 if between else 3e8
+    for rank, plan in known.simulation.plans.items():
+        runs = sorted(
+            (run.begin, run.end, run.task)
+            for run in known.simulation.runs
+            if run.rank == rank and isinstance(run.task.spec, CollectiveSpec)
+        )
+        assert any(one[1] > other[0] + 1e-9 for one, other in pairwise(runs))
+        covered, reached, nbytes = 0.0, 0.0, 0.0
+        for begin, end, task in runs:
+            covered += max(0.0, end - max(begin, reached))
+            reached = max(reached, end)
+            nbytes += sum(each for _, each in received_of_task(plan, task, known.machine))
+        assert nbytes / rate <= covered * (1 + 1e-9)
+
+
 def small_machine(folder: Path, nbytes: int) -> Path:
     text = (FOLDER / "cpu-generic.toml").read_text()
     path = folder / "small.toml"
@@ -148,17 +239,21 @@ def small_machine(folder: Path, nbytes: int) -> Path:
     return path
 
 
-def test_out_of_memory_is_an_answer(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("share", "settings_needed"), [(0.875, 1), pytest.param(0.75, 2, marks=pytest.mark.slow)]
+)
+def test_out_of_memory_is_an_answer(share: float, settings_needed: int, tmp_path: Path) -> None:
     job = gpt(dp=2, batch=8)
     whole = pc.forecast(job)
     need = whole.worst.memory.total
-    known = pc.forecast(job, small_machine(tmp_path, need - need // 8))
+    known = pc.forecast(job, small_machine(tmp_path, int(share * need)))
     assert not known.fits
     assert known.at_peak
     assert any("gpt.py" in each.source for each in known.at_peak)
     changes = changes_of(known)
     assert len(changes) >= 3
     assert changes[0].forecast.fits
+    assert len(changes[0].settings) == settings_needed
     assert all(each.forecast.worst.memory.total < need for each in changes)
     # Applied, it takes what was said.
     settings = changes[0].settings
@@ -200,6 +295,19 @@ def test_the_command_prints_a_table_and_json(tmp_path: Path) -> None:
     assert "model FLOPs utilization" in run(target, *SMALL)
 
 
+@pytest.mark.parametrize("option", ["--trace", "--html"])
+def test_a_pipe_is_written_into(option: str, tmp_path: Path) -> None:
+    """A device or a pipe stays what it is: it is none of the disk's files, to be replaced."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
+        fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 1 << 20)
+        run(str(EXAMPLES / "gpt.py"), *SMALL, option, str(pipe))
+        assert pipe.is_fifo()
+        assert b"gpt" in reader.read()
+
+
+@pytest.mark.slow
 def test_the_command_says_what_to_change(tmp_path: Path) -> None:
     target = str(EXAMPLES / "gpt.py")
     machine = str(small_machine(tmp_path, 300_000))
@@ -213,9 +321,15 @@ def test_the_command_says_what_to_change(tmp_path: Path) -> None:
     assert "precision=bfloat16" in text
 
 
+CHECKED = (str(EXAMPLES / "gpt.py"), *SMALL, "--check", "--check-steps", "1")
+
+
 def test_the_command_compares_with_a_run() -> None:
-    target = str(EXAMPLES / "gpt.py")
-    known = json.loads(run(target, *SMALL, "--check", "--check-steps", "1", "--json"))
+    known = json.loads(run(*CHECKED, "--json"))
     assert known["error"]["memory"] == 0
     assert known["measured"]["step_seconds"] > 0
-    assert "predicted" in run(target, *SMALL, "--check", "--check-steps", "1")
+
+
+@pytest.mark.slow
+def test_the_comparison_is_a_table() -> None:
+    assert "predicted" in run(*CHECKED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -44,3 +45,12 @@ def test_table_5_gives_the_utilization_that_it_prints(published: ModuleType) -> 
         used = row.flops / (row.gpus * row.seconds * 312e12)
         assert used == pytest.approx(hardware, abs=0.0015)
         assert row.dp == 1
+
+
+def test_torchtitan_gives_the_utilization_that_it_prints(published: ModuleType) -> None:
+    for row, model in zip(published.TORCHTITAN, (0.611, 0.541, 0.505, 0.568, 0.517), strict=True):
+        once = replace(row, again=0.0)
+        # It counts the parameters of the embedding like all others.
+        embedding = 6 * row.vocabulary * row.dim * row.gpus * row.micro * row.length
+        used = (once.flops + embedding) / (row.gpus * row.seconds * 312e12)
+        assert used == pytest.approx(model, abs=0.0015)

@@ -75,7 +75,7 @@ class Port:
         for peer in self.peers:
             self.send(peer, last)
 
-    def connect_error(self, rank: int) -> PlanCompilerError | None:
+    def connect_error(self, rank: int, is_known: bool) -> PlanCompilerError | None:
         return None
 
     def where(self, rank: int) -> str:
@@ -125,6 +125,7 @@ def measured(plans: Mapping[int, Plan], steps: int = 2) -> tuple[int, Counter[tu
         try:
             in_threads(lambda rank: runtimes[rank].prepare(), used)
             held = held_arrays() - before
+            tracemalloc.stop()  # which makes steps slow
             switch.payload.clear()
             in_threads(lambda rank: runtimes[rank].run(steps), used)
         finally:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import plancompiler as pc
+from plancompiler.eager import spawn
 from plancompiler.errors import (
     AttributeValueError,
     DTypeError,
@@ -329,3 +330,77 @@ def test_every_function_is_public():
     for name in functions.__all__:
         assert getattr(pc, name) is getattr(functions, name)
         assert name in pc.__all__
+
+
+# --- results with names ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrap", [lambda function: function, pc.compile], ids=["eager", "compiled"])
+def test_results_of_several_tensors_have_names(wrap):
+    x = pc.tensor(np.array([[3.0, 1.0], [1.0, 2.0]]), pc.Placement("cpu", [0]))
+    for function in (
+        *(pc.sort, pc.cummax, pc.cummin, pc.mode, pc.max_with_index, pc.min_with_index),
+        *(lambda x: x.topk(1), lambda x: pc.kthvalue(x, 2)),
+    ):
+        made, expected = wrap(function)(x), function(x)
+        np.testing.assert_array_equal(made.values.numpy(), expected[0].numpy())
+        np.testing.assert_array_equal(made.indices.numpy(), expected[1].numpy())
+        scaled = wrap(lambda pair: pair._replace(values=pair.values * 2.0))
+        for factor in (1.0, 3.0):  # the second one is not compiled anew with the first one's value
+            pair = expected._replace(values=expected.values * factor)
+            doubled = scaled(pair).values
+            np.testing.assert_array_equal(doubled.numpy(), 2.0 * pair.values.numpy())
+    solved = wrap(pc.linalg.eigh)(x)
+    product = solved.eigenvectors * solved.eigenvalues @ solved.eigenvectors.T
+    np.testing.assert_allclose(product.numpy(), x.numpy())
+    assert wrap(pc.linalg.qr)(x)._fields == ("Q", "R")
+    assert wrap(pc.linalg.svd)(x)._fields == ("U", "S", "Vh")
+    assert wrap(pc.linalg.slogdet)(x)._fields == ("sign", "logabsdet")
+
+
+@pytest.mark.parametrize("function", [pc.cartesian_prod, pc.block_diag])
+def test_tensors_are_given_one_by_one_or_in_a_list(function):
+    x, y = (pc.tensor(np.arange(n), pc.Placement("cpu", [0])) for n in (2, 3))
+    np.testing.assert_array_equal(function(x, y).numpy(), function([x, y]).numpy())
+
+
+# --- norms over nothing and over one element ------------------------------------------------------
+
+
+@pytest.mark.parametrize("sbp", ["B", "S(0)"])
+@pytest.mark.parametrize(
+    ("function", "shape", "scales"),
+    [
+        (pc.layer_norm, (3, 0), 0),
+        (pc.layer_norm, (0, 2), 2),
+        (lambda x, gamma, beta: pc.rms_norm(x, gamma) + beta, (3, 0), 0),
+        (lambda x, gamma, beta: pc.group_norm(x, 2, gamma, beta), (3, 4, 0), 4),
+        (pc.instance_norm, (3, 4, 0, 2), 4),
+    ],
+)
+def test_a_norm_of_no_elements_has_none(function, shape, scales, sbp):
+    def rank():
+        pair = pc.Placement("cpu", [0, 1])
+        x = pc.tensor(np.ones(shape), pair, sbp, requires_grad=True)
+        gamma, beta = (pc.tensor(np.ones(scales), pair, requires_grad=True) for _ in range(2))
+        y = function(x, gamma, beta)
+        y.sum().backward()
+        return [each.numpy() for each in (y, x.grad, gamma.grad, beta.grad)]
+
+    for y, dx, dgamma, dbeta in spawn(rank, 2):
+        assert y.shape == dx.shape == shape
+        assert y.dtype == np.float64
+        np.testing.assert_array_equal(dgamma, np.zeros(scales))
+        np.testing.assert_array_equal(dbeta, np.zeros(scales))
+
+
+def test_a_norm_over_one_element_has_a_gradient_of_exactly_zero():
+    alone = pc.Placement("cpu", [0])
+    x = pc.tensor(np.array([[-4.3228], [8.4784]], np.float32), alone, requires_grad=True)
+    gamma, beta = (
+        pc.tensor(np.array([number], np.float32), alone, requires_grad=True)
+        for number in (-8.4784, -1.7658)
+    )
+    (pc.layer_norm(x, gamma, beta) * 0.8666).sum().backward()
+    np.testing.assert_array_equal(x.grad.numpy(), np.zeros((2, 1)))
+    np.testing.assert_array_equal(gamma.grad.numpy(), [0.0])

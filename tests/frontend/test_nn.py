@@ -253,3 +253,15 @@ def test_containers():
 def test_wrong_sizes_are_refused(make):
     with pytest.raises(AttributeValueError):
         make()
+
+
+def test_modules_below_a_module():
+    inner = nn.Linear(3, 3)
+    model = nn.Sequential(nn.Sequential(inner, nn.ReLU()), inner)
+    named = [*model.named_modules()]
+    assert [name for name, _ in named] == ["", "0", "0.0", "0.1"]  # what is shared, once
+    assert [each for _, each in named] == model.modules()
+    assert model.children() == [model[0], inner]
+    seen = []
+    assert model.apply(seen.append) is model
+    assert seen == [inner, model[0][1], model[0], inner, model]

@@ -559,3 +559,15 @@ def test_dropout_of_channels_and_alpha_dropout():
         assert abs(kept.std() - 1) < 0.03
 
     spawn(rank, 2)
+
+
+def test_unpooling_passes_gradients_to_all_windows_of_a_place():
+    """As in PyTorch: windows that overlap may have one greatest element."""
+    image = pc.tensor(np.array([[[1.0, 3.0, 2.0, 0.0]]]), pc.Placement("cpu", [0]))
+    values, places = F.max_pool1d(image, 2, 1, return_indices=True)
+    values = values.detach()
+    values.requires_grad = True
+    back = F.max_unpool1d(values, places, 2, 1)
+    (back * pc.tensor(np.array([1.0, 5.0, 7.0, 9.0]), back.placement)).sum().backward()
+    assert back.tolist() == [[[0.0, 3.0, 2.0, 0.0]]]
+    assert values.grad.tolist() == [[[5.0, 5.0, 7.0]]]

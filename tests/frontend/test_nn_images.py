@@ -264,3 +264,65 @@ def test_wrong_sizes_are_refused(make):
 def test_inputs_that_do_not_fit_are_refused(model, shape):
     with pytest.raises(ShapeError, match="test_nn_images"):
         traced(model, shape)
+
+
+# --- padding and sampling of split axes -----------------------------------------------------------
+
+F = nn.functional
+IMAGES = np.random.default_rng(6).normal(size=(2, 4, 5, 6))
+PLACES = np.random.default_rng(7).uniform(-1.4, 1.4, (2, 3, 4, 2))
+KERNEL = np.random.default_rng(8).normal(size=(3, 4, 3, 2))
+
+
+def _convolved(mode):
+    return lambda x, weight, places: F.conv2d(F.pad(x, (1, 2, 2, 1), mode), weight, stride=2)
+
+
+SPLIT = {
+    **{f"conv {mode}": _convolved(mode) for mode in ("reflect", "replicate", "circular")},
+    **{
+        f"sampled {mode} {padding}": lambda x, weight, places, mode=mode, padding=padding: (
+            F.grid_sample(x, places, mode, padding)
+        )
+        for mode, padding in (
+            *(("bilinear", "zeros"), ("bilinear", "reflection"), ("nearest", "border")),
+            ("bicubic", "border"),
+        )
+    },
+}
+
+
+def _with_gradients(call, *given):
+    """What a call makes, and the gradients of its sum of squares."""
+    made = call(*given)
+    (made * made).sum().backward()
+    return [made.detach(), *(each.grad for each in given if each.grad is not None)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name == "sampled bicubic border"))
+        for name in SPLIT
+    ],
+)
+def test_split_images_are_padded_and_sampled_as_whole_ones(name):
+    def given(mesh, sbp):
+        arrays = ((IMAGES, sbp), (KERNEL, "B"), (PLACES, "B"))
+        return [pc.tensor(each, mesh, layout, requires_grad=True) for each, layout in arrays]
+
+    whole = [
+        each.numpy() for each in _with_gradients(SPLIT[name], *given(pc.Placement("cpu", [0]), "B"))
+    ]
+
+    def rank():
+        return [
+            [each.numpy() for each in _with_gradients(run, *given(MESH, sbp))]
+            for sbp in ("S(2)", "S(3)")
+            for run in (SPLIT[name], pc.compile(SPLIT[name]))
+        ]
+
+    for results in pc.eager.spawn(rank, 2):
+        for result in results:
+            for got, wanted in zip(result, whole, strict=True):
+                np.testing.assert_allclose(got, wanted, 1e-9, 1e-9)

@@ -53,18 +53,23 @@ def lstm_step(gates, h, c):
     return sigmoid(o) * np.tanh(c), c
 
 
-def recurrent(kind, variables, suffix, x, reverse):
+def recurrent(kind, variables, suffix, x, reverse, first=None):
     """One layer in one direction, time by time; its states and the last cell."""
     w, u, b, d = (
         variables[f"{name}{suffix}"] for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     )
-    hidden = u.shape[1]
-    h = c = np.zeros((x.shape[1], hidden))
-    made = np.zeros((*x.shape[:2], hidden))
+    projection = variables.get(f"weight_hr{suffix}")
+    h = c = np.zeros((x.shape[1], u.shape[1]))
+    if kind == "LSTM":
+        c = np.zeros((x.shape[1], u.shape[0] // 4))
+    if first is not None:
+        h, c = first
+    made = np.zeros((*x.shape[:2], u.shape[1]))
     for time in range(len(x))[:: -1 if reverse else 1]:
         by_input, by_state = x[time] @ w.T + b, h @ u.T + d
         if kind == "LSTM":
             h, c = lstm_step(by_input + by_state, h, c)
+            h = h if projection is None else h @ projection.T
         elif kind == "GRU":
             (ri, zi, ni), (rh, zh, nh) = np.split(by_input, 3, -1), np.split(by_state, 3, -1)
             z = sigmoid(zi + zh)
@@ -97,6 +102,98 @@ def test_recurrent_layers(kind):
             parts.append(each)
         made = np.concatenate(parts, -1)
     np.testing.assert_allclose(y, made, 1e-10)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_an_lstm_projects_its_state(bidirectional):
+    x, directions = real(4, 3, 2), 1 + bidirectional
+    first = real(directions, 3, 2), real(directions, 3, 5)
+    model = nn.LSTM(2, 5, proj_size=2, bidirectional=bidirectional, dtype="float64")
+    with pc.job("j") as job:
+        given = [pc.constant(each, "float64", PAIR) for each in first]
+        y, (h, c) = model(pc.input("x", x.shape, "float64", PAIR), given)
+        for name, value in (("y", y), ("h", h), ("c", c)):
+            pc.output(name, value)
+    run = DenseRun(job)
+    outputs = run.step(x=x)
+    assert run.variables["weight_hr_l0"].shape == (2, 5)
+    for place, suffix in enumerate(["_l0", "_l0_reverse"][:directions]):
+        begun = first[0][place], first[1][place]
+        made, last, cell = recurrent("LSTM", run.variables, suffix, x, place == 1, begun)
+        np.testing.assert_allclose(outputs["y"][..., 2 * place : 2 * place + 2], made, 1e-10)
+        np.testing.assert_allclose(outputs["h"][place], last, 1e-10)
+        np.testing.assert_allclose(outputs["c"][place], cell, 1e-10)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_packed_sequences_are_read_each_by_itself(kind):
+    lengths = [3, 5, 1, 4]
+    x = real(6, 4, 2)
+    model = getattr(nn, kind)(2, 3, num_layers=2, bidirectional=True, dtype="float64").place(PAIR)
+
+    def rank():
+        alone = []
+        for place, length in enumerate(lengths):
+            alone.append(flat(model(pc.tensor(x[:length, place : place + 1], PAIR))))
+        for sbp in ("B", "S(1)"):
+            for given in (lengths, pc.tensor(np.array(lengths), PAIR, "S(0)")):
+                packed = nn.pack_padded_sequence(pc.tensor(x, PAIR, sbp), given)
+                made, last = model(packed)
+                y, ends = nn.pad_packed_sequence(made, padding_value=7.0, total_length=6)
+                assert ends.tolist() == lengths
+                assert packed.padded.shape == (5, 4, 2)
+                for place, length in enumerate(lengths):
+                    wanted, *states = [each.numpy() for each in alone[place]]
+                    whole = np.full((6, 6), 7.0)
+                    whole[:length] = wanted[:, 0]
+                    np.testing.assert_allclose(y.numpy()[:, place], whole, 1e-12)
+                    for got, state in zip(flat(last), states, strict=True):
+                        np.testing.assert_allclose(got.numpy()[:, place], state[:, 0], 1e-12)
+
+    spawn(rank, 2)
+
+
+def test_lengths_may_be_fed_to_a_job():
+    """Nothing is known of them: all steps stay, and an empty sequence leaves its first state."""
+    x, lengths = real(5, 3, 2), np.array([4, 0, 2])
+    model = nn.GRU(2, 3, dtype="float64")
+    with pc.job("j") as job:
+        given = pc.input("lengths", (3,), "int64", PAIR)
+        packed = nn.pack_padded_sequence(pc.input("x", x.shape, "float64", PAIR), given)
+        made, h = model(packed)
+        pc.output("y", nn.pad_packed_sequence(made)[0])
+        pc.output("h", h)
+    run = DenseRun(job)
+    outputs = run.step(x=x, lengths=lengths)
+    made, *_ = recurrent("GRU", run.variables, "_l0", x, False)
+    inside = np.arange(5)[:, None] < lengths
+    np.testing.assert_allclose(outputs["y"], np.where(inside[..., None], made, 0.0), 1e-10)
+    np.testing.assert_allclose(outputs["h"][0, 0], made[3, 0], 1e-10)
+    np.testing.assert_allclose(outputs["h"][0, 1], 0.0)
+
+
+def test_sequences_of_several_lengths_are_padded():
+    rows = [np.arange(1.0, 4.0), np.arange(4.0, 5.0)]
+    given = [pc.tensor(each, pc.Placement("cpu", [0])) for each in rows]
+    padded = nn.pad_sequence(given, batch_first=True, padding_value=-1.0)
+    assert padded.tolist() == [[1.0, 2.0, 3.0], [4.0, -1.0, -1.0]]
+    left = nn.pad_sequence(given, padding_side="left")
+    assert left.tolist() == [[1.0, 0.0], [2.0, 0.0], [3.0, 4.0]]
+    packed = nn.pack_sequence(given)
+    assert packed.lengths.tolist() == [3, 1]
+    assert nn.pad_packed_sequence(packed, True, -1.0)[0].tolist() == padded.tolist()
+    for error, call in (
+        (AttributeValueError, lambda: nn.pack_padded_sequence(padded, [3, 1, 1])),
+        (AttributeValueError, lambda: nn.pack_padded_sequence(padded, [0, 1], True)),
+        (ShapeError, lambda: nn.pack_padded_sequence(padded, [3], True)),
+        (ShapeError, lambda: nn.pack_padded_sequence(padded, padded, True)),
+        (ShapeError, lambda: nn.pad_packed_sequence(packed, total_length=2)),
+        (UsageError, lambda: nn.pad_packed_sequence(padded)),
+        (UsageError, lambda: nn.pad_sequence([])),
+        (AttributeValueError, lambda: nn.pad_sequence(given, padding_side="top")),
+    ):
+        with pytest.raises(error):
+            call()
 
 
 def test_forms_of_a_recurrent_layer():
@@ -358,7 +455,7 @@ def test_containers_by_name():
         (AttributeValueError, lambda: nn.LSTM(2, 0)),
         (AttributeValueError, lambda: nn.RNN(2, 3, nonlinearity="sine")),
         (AttributeValueError, lambda: nn.GRU(2, 3, dropout=1.5)),
-        (UsageError, lambda: nn.LSTM(2, 3, proj_size=2)),
+        (AttributeValueError, lambda: nn.LSTM(2, 3, proj_size=3)),
         (AttributeValueError, lambda: nn.MultiheadAttention(6, 4)),
         (AttributeValueError, lambda: nn.TransformerEncoderLayer(4, 2, activation="sine")),
         (AttributeValueError, lambda: nn.Embedding(5, 3, padding_idx=5)),

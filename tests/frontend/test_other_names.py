@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import plancompiler as pc
-from plancompiler.errors import UnknownNameError
+from plancompiler.errors import UnknownNameError, UsageError
 from plancompiler.frontend.other_names import _CALLED, meaning
 from tests.suites.names_of_others import names
 
@@ -59,6 +59,11 @@ def test_answers_name_what_exists():
         (lambda: pc.nn.functional.sin, r"use pc\.sin"),
         (lambda: pc.linalg.eig, "complex numbers"),
         (lambda: pc.zzzz, "docs/compatibility.md says"),
+        (lambda: pc.nn.utils, r"optimizer\.step\(clip_norm"),
+        (lambda: pc.nn.Linear(2, 3).weight.copy_, r"a parameter has no 'copy_'.*p\.value\.copy_"),
+        (lambda: pc.nn.Linear(2, 3).weight.requires_grad_, r"module\.freeze\(\)"),
+        (lambda: pc.nn.Linear(2, 3).to, r"a Linear has no 'to'.*module\.place\(placement\)"),
+        (lambda: pc.nn.Linear(2, 3).wieght, "a Linear has no 'wieght'"),
     ],
 )
 def test_the_error_says_what_is_meant(ask, words):
@@ -84,3 +89,16 @@ def test_tensors_of_both_kinds_say_so():
     asked(pc.tensor(np.ones(3), MESH))
     with pc.job("names"):
         pc.output("y", asked(pc.input("x", (3,), "float32", MESH)))
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        *(lambda x, p: p * 2.0, lambda x, p: 1.0 - p, lambda x, p: p[0], lambda x, p: -p),
+        *(lambda x, p: x @ p, pc.matmul, lambda x, p: np.asarray(p)),
+    ],
+)
+def test_parameters_are_no_operands(compute):
+    layer = pc.nn.Linear(2, 3).place(MESH)
+    with pytest.raises(UsageError, match=r"p\.value"):
+        compute(pc.tensor(np.ones((4, 2), np.float32), MESH), layer.weight)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -82,6 +83,14 @@ def test_names_count_per_kind_and_outputs_follow_their_op():
 def line_of(marker: str) -> int:
     text = Path(__file__).read_text(encoding="utf-8").splitlines()
     return 1 + next(n for n, line in enumerate(text) if line.endswith(f"# {marker}"))
+
+
+def test_links_of_a_source_file_are_followed_once(monkeypatch):
+    followed = []
+    monkeypatch.setattr(os.path, "realpath", lambda path: followed.append(path) or path)
+    for _ in range(2):
+        assert shown_path("/somewhere/followed/once.py") == "followed/once.py"
+    assert followed == ["/somewhere/followed/once.py"]
 
 
 def test_ops_carry_the_users_line_relative_to_the_current_directory(monkeypatch, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -60,6 +61,16 @@ def folder(tmp_path):
 
 def state(model) -> dict[str, np.ndarray]:
     return {name: tensor.numpy() for name, tensor in model.place(HERE).state_dict().items()}
+
+
+def test_a_buffer_that_is_not_saved_is_asked_of_no_file(folder):
+    model = Model()
+    model.cache = nn.Buffer((2,), init=np.ones(2, np.float32), saved=False)
+    pc.load_weights(model, folder)
+    np.testing.assert_array_equal(model.cache.place(HERE).value.numpy(), np.ones(2))
+    model.counts = nn.Buffer((2,))
+    with pytest.raises(DataError, match=r"missing: counts float32\[2\]"):
+        pc.load_weights(model, folder)
 
 
 def test_files_an_index_and_a_folder_with_one_file(folder, tmp_path):
@@ -207,6 +218,13 @@ def test_folders_without_a_choice(tmp_path):
         pc.load_weights(Model(), tmp_path)
     with pytest.raises(DataError, match="cannot be read"):
         pc.load_weights(Model(), tmp_path / "absent")
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    for pipe in (tmp_path, tmp_path / "pipe.safetensors"):
+        with pytest.raises(DataError, match="it is a pipe, not a file"):
+            pc.load_weights(Model(), pipe)
+    with pytest.raises(DataError, match="it is a device, not a file"):
+        pc.load_weights(Model(), "/dev/zero")
+    (tmp_path / "pipe.safetensors").unlink()
     for name in "ab":
         write(tmp_path / f"{name}.safetensors", values())
     with pytest.raises(DataError, match="several files of weights and no index"):

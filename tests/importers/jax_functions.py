@@ -27,6 +27,7 @@ Y = _normal(4, 6)
 W = _normal(6, 5)
 C = _normal(2, 3, 4)
 POSITIVE = np.abs(X) + 0.5
+SQUARE = X[:, :4]
 UNIT = np.tanh(X) * 0.9
 IDS = np.array([2, 0, 3, 2], np.int32)
 COLUMNS = np.array([5, 0, 1], np.int32)
@@ -416,6 +417,43 @@ FUNCTIONS: dict[str, Case] = {
         ),
         (X[:, :4],),
     ),
+    "solve_triangular from the right": (
+        lambda x, y: lax.linalg.triangular_solve(
+            jnp.triu(x) + 3 * jnp.eye(4), y, transpose_a=True, unit_diagonal=True
+        ),
+        (SQUARE, X[:3, :4]),
+    ),
+    "solve": (lambda x, y: jnp.linalg.solve(x + 3 * jnp.eye(4), y), (SQUARE, X[:4])),
+    "solve a vector": (lambda x, y: jnp.linalg.solve(x, y[0]), (SQUARE, X[:, :4])),
+    "solve batches": (lambda x: jnp.linalg.solve(x + 4 * jnp.eye(3), x), (_normal(2, 3, 3),)),
+    "cho_solve": (
+        lambda x, y: jax.scipy.linalg.cho_solve(
+            jax.scipy.linalg.cho_factor(x @ x.T + jnp.eye(4)), y
+        ),
+        (SQUARE, X[:4]),
+    ),
+    "inv": (lambda x: jnp.linalg.inv(x + 3 * jnp.eye(4)), (SQUARE,)),
+    "slogdet": (lambda x: tuple(jnp.linalg.slogdet(x)), (SQUARE,)),
+    "qr": (lambda x: tuple(jnp.linalg.qr(x)), (_normal(5, 3),)),
+    "complete qr": (lambda x: jnp.linalg.qr(x, "complete")[1], (_normal(3, 3),)),
+    "eigh": (lambda x: (jnp.linalg.eigh(x + x.T)[0], abs(jnp.linalg.eigh(x + x.T)[1])), (SQUARE,)),
+    "whole svd": (lambda x: [abs(each) for each in jnp.linalg.svd(x, False)], (_normal(4, 3),)),
+    "pinv": (jnp.linalg.pinv, (_normal(4, 3),)),
+    "lstsq": (lambda x, y: jnp.linalg.lstsq(x, y)[0], (_normal(5, 3), _normal(5, 2))),
+    "lu": (jax.scipy.linalg.lu, (SQUARE,)),
+    "lu of rows": (lambda x: lax.linalg.lu(x)[::2], (_normal(2, 4, 3),)),
+    "matrix_power": (lambda x: jnp.linalg.matrix_power(x, -2), (SQUARE,)),
+    "multivariate normal": (
+        lambda x, m: jax.scipy.stats.multivariate_normal.logpdf(x, m, jnp.eye(4) + 0.1),
+        (SQUARE, V[:4]),
+    ),
+    "solved by hand": (
+        lambda x, b: lax.custom_linear_solve(
+            lambda y: x * y, b, lambda f, c: c / x, symmetric=True
+        ),
+        (POSITIVE, X),
+    ),
+    "eigenvalues": (lambda x: abs(jnp.linalg.eigvals(x)), (SQUARE,)),
     "fft": (lambda x: jnp.fft.fft(x).real, (V,)),
     "complex": (lambda x: jnp.abs(x + 1j * x), (V,)),
     "svd": (lambda x: jnp.linalg.svd(x, compute_uv=False), (X,)),
@@ -440,6 +478,7 @@ FUNCTIONS: dict[str, Case] = {
 }
 
 REFUSED = {
+    "eigenvalues": "complex",
     "numpy.signbit": "bits",
     "copysign": "bits",
     "popcount": "stablehlo.popcnt",
@@ -449,10 +488,6 @@ REFUSED = {
     "cumlogsumexp": "a function of its own",
     "multiply rows": "set or add",
     "max rows": "set or add",
-    "cholesky": "custom_call.lapack_spotrf_ffi",
-    "solve_triangular": "custom_call.lapack_strsm_ffi",
-    "svd": "custom_call.lapack_sgesdd_ffi",
-    "det": "custom_call.lapack_sgetrf_ffi",
     "fft": "complex",
     "complex": "complex",
 }

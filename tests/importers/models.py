@@ -14,6 +14,7 @@ transformers = pytest.importorskip(
     "transformers", reason="transformers is not installed: scripts/test --importers installs it"
 )
 transformers.logging.set_verbosity_error()
+torch.set_num_threads(1)  # tiny models; several threads wait for each other on a busy machine
 
 BATCH, LENGTH, VOCABULARY = 4, 12, 48
 Example = dict[str, Any]
@@ -119,6 +120,39 @@ causal(
 causal(
     "bloom",
     lambda: transformers.BloomConfig(n_layer=2, hidden_size=32, n_head=4, vocab_size=VOCABULARY),
+)
+causal("stablelm", lambda: transformers.StableLmConfig(**GROUPED))
+causal("cohere", lambda: transformers.CohereConfig(**GROUPED))
+causal(
+    "mpt",
+    lambda: transformers.MptConfig(
+        d_model=32, n_heads=4, n_layers=2, vocab_size=VOCABULARY, max_seq_len=32
+    ),
+)
+causal(
+    "gptj",
+    lambda: transformers.GPTJConfig(
+        n_embd=32,
+        n_head=4,
+        n_layer=2,
+        vocab_size=VOCABULARY,
+        n_positions=32,
+        rotary_dim=4,
+        bos_token_id=1,
+        eos_token_id=2,
+    ),
+)
+causal(
+    "mamba",
+    lambda: transformers.MambaConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        vocab_size=VOCABULARY,
+        state_size=4,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    ),
 )
 
 
@@ -237,6 +271,48 @@ def whisper_encoder() -> Made:
         pad_token_id=0,
     )
     return WhisperEncoder(config), {"input_features": torch.randn(BATCH, 8, 16)}
+
+
+@model
+def whisper() -> Made:
+    config = transformers.WhisperConfig(
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=48,
+        decoder_ffn_dim=48,
+        num_mel_bins=8,
+        max_source_positions=8,
+        max_target_positions=16,
+        vocab_size=VOCABULARY,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+    )
+    return transformers.WhisperForConditionalGeneration(config), {
+        "input_features": torch.randn(BATCH, 8, 16),
+        "labels": tokens(8),
+        "use_cache": False,
+    }
+
+
+@model
+def hubert() -> Made:
+    """It has a parameter that it only reads where it masks inputs, in training."""
+    config = transformers.HubertConfig(
+        **SIZES,
+        conv_dim=[16, 16],
+        conv_stride=[4, 2],
+        conv_kernel=[8, 3],
+        num_conv_pos_embeddings=8,
+        num_conv_pos_embedding_groups=4,
+        apply_spec_augment=False,
+        num_feat_extract_layers=2,
+    )
+    return transformers.HubertModel(config), {"input_values": torch.randn(BATCH, 160)}
 
 
 @model

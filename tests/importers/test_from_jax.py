@@ -254,6 +254,95 @@ def test_a_layer_split_over_ranks_has_four_reductions():
     assert len(reductions) == 4 * 2, [each.name for each in reductions]
 
 
+# --- shard_map ------------------------------------------------------------------------------------
+
+DEVICES = ("rows", "columns")
+
+
+def on_each_device(x, w, v):
+    """A layer split by hand, with one collective of each kind."""
+    hidden = jax.nn.relu(x @ w) + 2.0
+    y = lax.psum(jnp.tanh(hidden) @ v, "columns")
+    every = lax.all_gather(y, "rows", tiled=True)
+    here = lax.psum_scatter(every, "rows", tiled=True) * lax.axis_index("rows")
+    turned = lax.ppermute(y, "rows", [(0, 1), (1, 0)])
+    swapped = lax.all_to_all(hidden, "columns", 1, 0, tiled=True)
+    largest = lax.pmax(lax.stop_gradient(jnp.abs(y).max()), DEVICES[0])
+    return y + turned + here, lax.pmean((y**2).mean(), "rows") / largest, swapped
+
+
+def of_devices(checked=True, inner=on_each_device):
+    kinds = (jax.sharding.AxisType.Auto,) * 2
+    spec = jax.sharding.PartitionSpec
+    mapped = jax.shard_map(
+        inner,
+        mesh=jax.make_mesh((2, 2), DEVICES, axis_types=kinds),
+        in_specs=(spec("rows"), spec(None, "columns"), spec("columns", None)),
+        out_specs=(spec("rows"), spec(), spec(("rows", "columns"), None)),
+        check_vma=checked,
+    )
+
+    def loss(x, w, v):
+        y, mean, swapped = mapped(x, w, v)
+        return (y**2).mean() + mean + (swapped * jnp.arange(2.0)).sum(), y, swapped
+
+    return loss
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_what_each_device_computes_is_imported_for_whole_arrays(checked):
+    random = np.random.default_rng(3)
+    given = [random.normal(size=each).astype("float32") for each in ((8, 6), (6, 8), (8, 3))]
+    loss = of_devices(checked)
+    model = pc.from_jax(loss, *given, parameters=())
+    mesh = model.mesh
+    assert (mesh.axes, mesh.size) == (DEVICES, 4)
+    wanted = loss(*given)
+    slopes = jax.grad(lambda *each: loss(*each)[0], argnums=(0, 1, 2))(*given)
+    split = {"x": ["S(0)", "B"], "w": ["B", "S(1)"], "v": ["B", "S(0)"]}
+    for place in (pc.Placement("cpu", [[0]], DEVICES), mesh):
+        with pc.job("devices") as job:
+            inputs = [
+                pc.input(name, each.shape, "float32", place, split[name])
+                for name, each in zip(split, given, strict=True)
+            ]
+            made = model(*inputs)
+            for number, each in enumerate(made):
+                pc.output(f"result {number}", each)
+            for name, each in zip(split, pc.gradients(made[0], inputs), strict=True):
+                pc.output(f"gradient {name}", each)
+        with pc.run(job, ranks=place.size, cache=False) as session:
+            out = session.step(**dict(zip(split, given, strict=True)))
+        for number, each in enumerate(wanted):
+            np.testing.assert_allclose(out[f"result {number}"], each, rtol=1e-5, atol=1e-5)
+        for name, each in zip(split, slopes, strict=True):
+            np.testing.assert_allclose(out[f"gradient {name}"], each, rtol=1e-4, atol=1e-4)
+
+
+def test_a_product_split_by_shard_map_has_the_collective_that_it_asks_for():
+    """One all-reduce of psum, as each rank computes what its device would."""
+    spec = jax.sharding.PartitionSpec
+    mesh = jax.make_mesh((2,), ("tp",), axis_types=(jax.sharding.AxisType.Auto,))
+    mapped = jax.shard_map(
+        lambda x, w, v: lax.psum(jnp.tanh(x @ w) @ v, "tp"),
+        mesh=mesh,
+        in_specs=(spec(), spec(None, "tp"), spec("tp")),
+        out_specs=spec(),
+    )
+    given = [np.ones(each, "float32") for each in ((4, 6), (6, 8), (8, 3))]
+    model = pc.from_jax(mapped, *given, parameters=())
+    place = pc.Placement("cpu", [0, 1], ("tp",))
+    with pc.job("devices") as job:
+        inputs = [
+            pc.input(name, each.shape, "float32", place, sbp)
+            for name, each, sbp in zip("xwv", given, (["B"], ["S(1)"], ["S(0)"]), strict=True)
+        ]
+        pc.output("y", model(*inputs))
+    graph = build_boxing_task_graph(infer_sbp(run_passes(job)[0]), 2)
+    made = [each for each in graph.families if each.kind is TaskKind.COLLECTIVE_BOXING]
+    assert len(made) == 1, [each.name for each in made]
+
+
 # --- shardings ------------------------------------------------------------------------------------
 
 

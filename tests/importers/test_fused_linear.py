@@ -12,7 +12,7 @@ from plancompiler.importers.model_folder import read_model, write_model
 from plancompiler.importers.torch_rules import TORCH_RULES
 from plancompiler.ir.task import TaskKind
 from plancompiler.lower.compile import compile_plans
-from tests.importers.models import made, torch, transformers
+from tests.importers.models import SIZES, made, torch, transformers
 from tests.importers.training import (
     ONE,
     TP,
@@ -64,18 +64,52 @@ def test_query_key_and_value_of_gpt2_train_as_in_pytorch(mesh, layout, tolerance
     compare(in_files(result, wanted), wanted, tolerance, tolerance)
 
 
-def test_each_layer_has_two_reductions_forward_and_two_backward():
-    """As in `examples/gpt.py`."""
+FUSED = {
+    "layers.*.self_attn.qkv_proj": "colwise",
+    "layers.*.self_attn.o_proj": "rowwise",
+    "layers.*.mlp.gate_up_proj": "colwise",
+    "layers.*.mlp.down_proj": "rowwise",
+}
+HEADS_OF_THREE = {
+    "layers.*.attention.query_key_value": "colwise",
+    "layers.*.attention.dense": "rowwise",
+    "layers.*.mlp.dense_h_to_4h": "colwise",
+    "layers.*.mlp.dense_4h_to_h": "rowwise",
+}
+"""GPT-NeoX has query, key and value of a head side by side: a plain split crosses no border."""
+HEADS_OF_BLOOM = {
+    "transformer.h.*.self_attention.query_key_value": "colwise",
+    "transformer.h.*.self_attention.dense": "rowwise",
+    "transformer.h.*.mlp.dense_h_to_4h": "colwise",
+    "transformer.h.*.mlp.dense_4h_to_h": "rowwise",
+}
+"""Bloom multiplies matrices whose batch and heads are one axis."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        ("GPT2", BLOCKS),
+        ("Phi3", pc.layouts.tensor_parallel(FUSED)),
+        ("GPTNeoX", pc.layouts.tensor_parallel(HEADS_OF_THREE)),
+        ("Bloom", pc.layouts.tensor_parallel(HEADS_OF_BLOOM)),
+    ],
+)
+def test_each_layer_has_two_reductions_forward_and_two_backward(kind, layout):
+    """As in `examples/gpt.py`; query, key and value are cut apart, sliced, or in turns."""
 
     def collectives(layers: int) -> int:
-        config = transformers.GPT2Config(
-            n_layer=layers, n_embd=32, n_head=4, vocab_size=48, n_positions=32
+        config = getattr(transformers, f"{kind}Config")(
+            **{**SIZES, "num_hidden_layers": layers, "intermediate_size": 64}
         )
+        config.num_key_value_heads = 4
         torch.manual_seed(0)
         ids = torch.randint(0, 48, (4, 12))
         example = {"input_ids": ids, "labels": ids.clone(), "use_cache": False}
-        model = pc.from_torch(transformers.GPT2LMHeadModel(config).eval(), example, parts=True)
-        job = job_of(model.place(TP, BLOCKS), example, TP, ["S(0)", "B"], gradients=False)
+        causal = "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
+        module = getattr(transformers, causal)(config).eval()
+        model = pc.from_torch(module, example, parts=True)
+        job = job_of(model.place(TP, layout), example, TP, ["S(0)", "B"], gradients=False)
         plan = compile_plans(job, 2, only_ranks=(0,)).plans[0]
         return sum(task.kind is TaskKind.COLLECTIVE_BOXING for task in plan.tasks)
 
@@ -130,6 +164,7 @@ def test_layers_whose_parts_are_not_all_that_is_read_stay_as_they_are():
             self.read, self.unequal, self.tied, self.cut = (torch.nn.Linear(6, 6) for _ in range(4))
             self.twin = torch.nn.Linear(6, 6)
             self.twin.weight = self.tied.weight
+            self.sliced, self.overlapping, self.gaps = (torch.nn.Linear(6, 6) for _ in range(3))
 
         def forward(self, x):
             read = self.read(x)
@@ -138,14 +173,16 @@ def test_layers_whose_parts_are_not_all_that_is_read_stay_as_they_are():
             e, f = self.tied(x).chunk(2, -1)
             g, h = self.twin(x).chunk(2, -1)
             i, j = self.cut(x).chunk(2, -1)
+            s, t, u = self.sliced(x), self.overlapping(x), self.gaps(x)
             sums = a * b + c.sum() * d.mean() + e * f + g * h + i * j
+            sums = sums + s[:, 3:] * s[:, :-3].sin() + t[:, :3] * t[:, 2:5] + u[:, :1] * u[:, 3:4]
             return sums.sum() + read.sum()
 
     torch.manual_seed(0)
     module, x = Several(), torch.randn(4, 6)
     model = pc.from_torch(module, (x,), parts=True)
     shapes = {name: each.shape for name, each in model.named_parameters() if "weight" in name}
-    assert shapes.pop("cut.weight") == (2, 3, 6)
+    assert shapes.pop("cut.weight") == shapes.pop("sliced.weight") == (2, 3, 6)
     assert set(shapes.values()) == {(6, 6)}
     wanted = module(x)
     wanted.backward()

@@ -80,6 +80,37 @@ def command(*words: Any) -> dict[str, Any]:
     return json.loads(result.stdout)
 
 
+def test_a_folder_whose_fused_layers_have_an_axis_of_parts(folder, tmp_path):
+    """Layouts split each part; the losses are those of the folder without."""
+    (tmp_path / "make.py").write_text(
+        "import torch\n\n\n"
+        "class Gated(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.both = torch.nn.Linear(6, 8)\n\n"
+        "    def forward(self, x, labels):\n"
+        "        gate, up = self.both(x).chunk(2, -1)\n"
+        "        return torch.nn.functional.cross_entropy(gate.sigmoid() * up, labels)\n\n\n"
+        "def make():\n"
+        "    torch.manual_seed(0)\n"
+        "    return Gated(), (torch.zeros(4, 6), torch.zeros(4, dtype=torch.long))\n"
+    )
+    (tmp_path / "layout.json").write_text(json.dumps({"both.weight": ["B", "S(1)"]}))
+    source = f"{tmp_path / 'make.py'}:make"
+    command("import", "torch", source, "--out", tmp_path / "plain")
+    command("import", "torch", source, "--parts", "--out", tmp_path / "parts")
+    shapes = [
+        read_model(tmp_path / each, TORCH_RULES).both.weight.shape for each in ("plain", "parts")
+    ]
+    assert shapes == [(8, 6), (2, 4, 6)]
+    settings = ("-D", "optimizer=SGD", "-D", "lr=0.5", "-D", f"data={folder / 'data.npz'}")
+    run = ("--steps", 4, "--no-cache", *settings)
+    split = ("--ranks", 2, "-D", "tp=2", "-D", f"layout={tmp_path / 'layout.json'}")
+    wanted = command("run", tmp_path / "plain", *run)["losses"]
+    made = command("run", tmp_path / "parts", *run, *split)["losses"]
+    np.testing.assert_allclose(made, wanted, rtol=1e-5)
+
+
 def test_a_folder_is_trained_in_layouts_without_pytorch(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     settings = ("-D", "optimizer=SGD", "-D", "lr=0.5", "-D", f"data={folder / 'data.npz'}")
@@ -97,6 +128,23 @@ def test_a_folder_is_compiled_and_shows_the_authors_names_and_lines(folder, tmp_
     shown = CliRunner().invoke(cli, ["inspect", str(tmp_path / "plans"), "--rank", "0"])
     assert "layers.0.weight" in shown.output
     assert "make.py:11" in shown.output
+
+
+def test_a_folder_is_printed_with_the_authors_names_and_lines(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    described = command("inspect", folder / "model")
+    assert described["inputs"] == {"x": "float32[4, 6]", "labels": "int64[4]"}
+    weight = described["parameters"][0]
+    assert (weight["name"], weight["shape"]) == ("layers.0.weight", [8, 6])
+    (first, *_) = described["operations"]
+    assert first["reads"] == ["x", "layers.0.weight", "layers.0.bias"]
+    assert first["source"].endswith("make.py:11")
+    shown = CliRunner().invoke(cli, ["inspect", str(folder / "model")])
+    for text in ("Classifier", "labels: int64[4]", "layers.0.weight", "aten.tanh.default"):
+        assert text in shown.output
+    refused = CliRunner().invoke(cli, ["inspect", str(folder / "model"), "--memory"])
+    assert refused.exit_code
+    assert "has no plans yet" in str(refused.exception or "") + refused.output
 
 
 @pytest.mark.processes

@@ -216,6 +216,7 @@ LAYERS = [
         for name in ("LSTM", "GRU", "RNN")
         for how in ({"bias": False}, {"num_layers": 2, "bidirectional": True, "batch_first": True})
     ),
+    ("LSTM", {"input_size": 3, "hidden_size": 4, "proj_size": 2}, (real(5, 2, 3),), {}),
     *(
         (f"{name}Cell", {"input_size": 3, "hidden_size": 4}, (real(2, 3),), {})
         for name in ("LSTM", "GRU", "RNN")
@@ -385,12 +386,20 @@ class Many(torch.nn.Module):
         return tuple(made)
 
 
+class Diagonals(torch.nn.Module):
+    """Along the axes that PyTorch takes, and along others."""
+
+    def forward(self, x):
+        return x.diagonal(), x.diagonal(1, 2, -1)
+
+
 def imported_layers():
     nn = torch.nn
     image = real(2, 4, 6, 7)
     labels = np.array([1, 0, 4, 2])
     pairs = [
         (nn.LSTM(3, 4, 2, bidirectional=True, batch_first=True), real(2, 5, 3)),
+        (nn.LSTM(3, 4, bias=False, proj_size=2), real(5, 2, 3)),
         (nn.GRU(3, 4, bias=False), real(5, 2, 3)),
         (nn.RNN(3, 4, nonlinearity="relu"), real(5, 2, 3)),
         (nn.LSTMCell(3, 4), real(2, 3)),
@@ -400,6 +409,7 @@ def imported_layers():
         (nn.EmbeddingBag(5, 3), whole(5, 4, 2)),
         (nn.Bilinear(3, 2, 4), (real(5, 3), real(5, 2))),
         (nn.PReLU(4), image),
+        (Diagonals(), image),
         (nn.CELU(0.5), image),
         (nn.MaxPool2d(2, ceil_mode=True), image),
         (nn.AvgPool2d(3, divisor_override=2), image),

@@ -76,7 +76,13 @@ def job_of(
             for name, value in example.items()
         }
         loss = loss_of(model(**given))
-        trained = {name: each for name, each in model.named_parameters() if each.trainable}
+        # Those that no operation reads have no gradient in PyTorch, either.
+        graph = model.graph
+        read = {ref.name for node in graph.nodes for ref in node.refs}
+        used = {model.tensors[name] for value, name in graph.parameters.items() if value in read}
+        trained = {
+            name: each for name, each in model.named_parameters() if each.trainable and each in used
+        }
         if gradients:
             made = pc.gradients(loss, [each.value for each in trained.values()])
             for name, gradient in zip(trained, made, strict=True):

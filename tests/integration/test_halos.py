@@ -175,12 +175,14 @@ def test_split_tensors_give_the_same_and_move_their_halos(whole, caplog):
     assert len(COUNTED) == 15
 
 
+@pytest.mark.slow
 def test_two_mesh_axes_split_one_spatial_axis_or_two(whole):
     for layout in (["S(2)", "S(2)"], ["S(2)", "S(-1)"]):
         results = spawn(run_eagerly, RANKS, GRID, layout, False)[0]
         assert_same([values for values, _, _ in results], whole)
 
 
+@pytest.mark.slow
 def test_compiled_functions_give_the_same(whole):
     results = spawn(run_eagerly, 2, pc.Placement("cpu", [0, 1]), ["S(2)"], True)[0]
     assert_same([values for values, _, _ in results], whole)

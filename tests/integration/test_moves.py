@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
+
 import numpy as np
 import pytest
 
 import plancompiler as pc
 from plancompiler.ir import Partial, Reduction
+from plancompiler.master.server import MasterServer
+from plancompiler.running.client import Client, RemoteSession
 from tests.boxing.cases import random_placement, random_sbp
+from tests.cluster.local_workers import LocalWorkers
 
 SHAPES = ((4, 6), (5, 3), (1, 7), (2, 1), (9,), ())
 
@@ -29,20 +35,33 @@ def chain(seed: int, moves: int) -> tuple[pc.Job, np.ndarray]:
     return job, rng.integers(1, 9, size=shape).astype(dtype)
 
 
-def check(backend: str, seed: int, moves: int) -> None:
-    job, value = chain(seed, moves)
-    with pc.run(job, backend=backend) as session:
-        for scale in (1, 2):
-            np.testing.assert_allclose(session.step(x=value * scale)["y"], value * scale, rtol=1e-5)
+def check(session: pc.Session | RemoteSession, value: np.ndarray) -> None:
+    for scale in (1, 2):
+        np.testing.assert_allclose(session.step(x=value * scale)["y"], value * scale, rtol=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(25))
 def test_on_threads(seed: int) -> None:
-    check("threads", seed, 20)
+    job, value = chain(seed, 20)
+    with pc.run(job) as session:
+        check(session, value)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    """Of a master with eight worker processes."""
+    with (
+        MasterServer(ranks=8) as server,
+        Client(server.address) as client,
+        closing(LocalWorkers(server.address, 8)),
+    ):
+        yield client
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("seed", range(2))
-def test_on_processes(seed: int) -> None:
-    check("processes", 100 + seed, 25)
+def test_on_processes(seed: int, client: Client) -> None:
+    job, value = chain(100 + seed, 25)
+    with client.open(job) as session:
+        check(session, value)

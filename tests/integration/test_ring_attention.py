@@ -118,6 +118,22 @@ def assert_same(got, wanted, cases=CASES) -> None:
             np.testing.assert_allclose(one, other, rtol=bound, atol=bound, err_msg=str(case))
 
 
+def test_great_scores_are_joined_as_exactly_as_those_of_one_block():
+    """In float32 a normaliser of 300 is rounded to 1.5e-5, and so would be each block's share."""
+    rng = np.random.default_rng(2)
+    query = np.full((1, 2, 12, 8), 6.0)
+    key = 6.0 + rng.integers(0, 2, size=(1, 2, 12, 8)) / 8  # scores are exact in float32
+    arrays = [query, key, rng.normal(size=(1, 2, 12, 4))]
+
+    def results(dtype: str, placement: pc.Placement, sbp: str) -> np.ndarray:
+        tensors = [pc.tensor(each.astype(dtype), placement, sbp) for each in arrays]
+        return pc.scaled_dot_product_attention(*tensors, scale=1.0).numpy()
+
+    exact = results("float64", pc.Placement("cpu", [0]), "B")
+    got = spawn(results, RANKS, "float32", LINE, "S(2)")[0]
+    assert abs(got - exact).max() < 1e-6
+
+
 def test_zigzag_is_the_same_attention_in_another_order():
     """Against a softmax written out, with the order undone by hand."""
     case = CASES[3]
@@ -175,6 +191,7 @@ def test_beside_another_mesh_axis(whole):
     assert_same([values for values, *_ in results], whole)
 
 
+@pytest.mark.slow
 def test_compiled_functions_give_the_same(whole):
     results = spawn(run_eagerly, RANKS, LINE, [], True)[0]
     assert_same([values for values, *_ in results], whole)
@@ -238,6 +255,7 @@ def test_devices_pass_on_what_hosts_do(whole):
         device.close()
 
 
+@pytest.mark.slow
 def test_a_model_with_split_sequences_learns_as_on_one_rank():
     def losses(job: pc.Job) -> list[float]:
         with pc.run(job, ranks=job.world_size, cache=False) as session:

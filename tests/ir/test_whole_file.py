@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from plancompiler.errors import OutputError
+from plancompiler.errors import DataError, OutputError
 from plancompiler.ir import whole_file as module
 from plancompiler.ir.whole_file import (
     create_file,
     make_writable_folder,
     named_file,
     naming_output,
+    read_file,
     replace_file,
     whole_file,
     write_whole,
@@ -142,6 +143,23 @@ IN_PLACE = {"plancompiler/cli/output.py", "executor/trace.py", "master/journal.p
 """They open the null device, try whether a pipe takes what is written, and make a database private
 before SQLite opens it.
 """
+
+
+def test_what_is_read_is_a_file(tmp_path: Path) -> None:
+    file, pipe = tmp_path / "file", tmp_path / "pipe"
+    file.write_bytes(b"all of it")
+    os.mkfifo(pipe)
+    assert read_file("a table", file) == b"all of it"
+    with pytest.raises(DataError, match=r"a table cannot be read.*: Is a directory"):
+        read_file("a table", tmp_path, DataError, pipes=True)
+    reading, writing = os.pipe()
+    os.write(writing, b"what a command says")
+    os.close(writing)
+    assert read_file("a table", Path(f"/dev/fd/{reading}"), pipes=True) == b"what a command says"
+    os.close(reading)
+    for path, why in ((pipe, "a pipe, not a file"), (tmp_path / "none", "No such file")):
+        with pytest.raises(DataError, match=f"a table cannot be read.*{path.name}: .*{why}"):
+            read_file("a table", path, DataError)
 
 
 def test_nothing_else_of_the_product_opens_files_to_write() -> None:

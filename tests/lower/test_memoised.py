@@ -46,10 +46,11 @@ def forget_everything(patch: pytest.MonkeyPatch) -> int:
                 count += 1
 
     class Choices(infer_sbp._Choices):
-        def __init__(self) -> None:
-            super().__init__()
+        def __init__(self, job: Job) -> None:
+            super().__init__(job)
             self.by_key = Forgetful()
             self._number_of = Forgetful()
+            self._passed_on = Forgetful()
 
     class Layouts(microbatch._LayoutsInTime):
         def __init__(self, *arguments: Any) -> None:

@@ -17,6 +17,7 @@ from plancompiler.ir import Job, NdSbp, Op
 from plancompiler.ir.task import CROSSING, TaskKind
 from plancompiler.lower.compile import build_graph, compile_plans
 from plancompiler.lower.rebuild import rebuild_rank_task_graph
+from plancompiler.ops.registry import op_def
 from plancompiler.ops.verify_types import verify_types
 from plancompiler.passes import run_passes
 from tests.damaged_formats import small_job
@@ -69,6 +70,26 @@ def test_a_changed_op_is_refused(job: Job, kind: str, change: Change, said: str)
     with pytest.raises(PlanCompilerError, match=said) as caught:
         verify_types(changed)
     assert caught.value.report.op == odd.name
+
+
+def test_what_is_changed_in_place_lies_where_it_is_changed(job: Job) -> None:
+    """A copy of it on other ranks would be changed, and it would not."""
+    update = next(op for op in job.ops if op_def(op.kind).mutates)
+    name = update.inputs[op_def(update.kind).mutates[0][1]].name
+    placement = pc.Placement("cpu", [1, 0])
+    moved = {}
+    ops = []
+    for op in job.ops:
+        inputs = tuple(moved.get(each.name, each) for each in op.inputs)
+        op = replace(op, inputs=inputs)
+        if any(each.name == name for each in op.outputs):
+            op = replace(
+                op, outputs=tuple(replace(each, placement=placement) for each in op.outputs)
+            )
+            moved |= {each.name: each for each in op.outputs}
+        ops.append(op)
+    with pytest.raises(JobError, match="changes a value in place elsewhere"):
+        verify_types(replace(job, ops=tuple(ops)))
 
 
 def test_tensors_larger_than_any_memory_are_refused() -> None:

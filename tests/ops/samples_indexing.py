@@ -39,6 +39,9 @@ def _moves(make: Maker) -> list[Sample]:
         Sample("strided_slice", (real(7, 3),), strided),
         Sample("strided_slice", (real(6, 5),), both),
         Sample("strided_slice", (real(3),), {"starts": (2,), "stops": (2,), "steps": (2,)}),
+        Sample("unfold_axis", (real(7, 3),), {"axis": 0, "size": 3, "step": 2}),
+        Sample("unfold_axis", (real(3, 5, 2),), {"axis": 1, "size": 2, "step": 3}),
+        Sample("unfold_axis", (real(3, 2),), {"axis": 1, "size": 0, "step": 1}),
         Sample("strided_slice_grad", (real(2, 3),), {"shape": (7, 3), **strided}),
         Sample("strided_slice_grad", (real(3, 2),), {"shape": (6, 5), **both}),
     ]
@@ -109,6 +112,11 @@ def _indexing(make: Maker) -> list[Sample]:
         *samples,
         Sample("index_select", (real(3, 2), whole(3, 0)), {"axis": 0}),
         Sample("put_along_axis", (whole(9, 5), whole(5, 3), whole(9, 3)), _SET, False),
+        Sample(
+            "put_along_axis",
+            (real(5, 2), np.array([[3, 0], [1, 4], [4, 2]]), real(3, 2)),
+            {"axis": 0, "mode": "same"},
+        ),
         Sample("one_hot", (whole(5, 4),), one_hot, differentiable=False),
         Sample("one_hot", (whole(5, 2, 3).astype(np.uint8),), one_hot, differentiable=False),
         Sample("bincount", (whole(5, 7),), {"classes": 5}, differentiable=False),

@@ -262,16 +262,24 @@ class ShardedCall:
         ]
 
 
-def assert_close(got: np.ndarray, wanted: np.ndarray, bound: float) -> None:
-    """`np.testing.assert_allclose` with one bound for both its tolerances. It takes as long as
-    several kernels, so it is asked only about what is not plainly close.
+def assert_close(
+    got: np.ndarray,
+    wanted: np.ndarray,
+    bound: float,
+    least: float | None = None,
+    label: object = "",
+) -> None:
+    """`np.testing.assert_allclose` with `bound` as its relative tolerance and `least`, by default
+    `bound` too, as the absolute one. It takes as long as several kernels, so it is asked only about
+    what is not plainly close. `label` says what was compared.
     """
+    least = bound if least is None else least
     if got.shape == wanted.shape:
         with np.errstate(all="ignore"):
-            near = got == wanted if bound == 0 else abs(got - wanted) <= bound * (1 + abs(wanted))
+            near = got == wanted if bound == 0 else abs(got - wanted) <= least + bound * abs(wanted)
         if near.all():
             return
-    np.testing.assert_allclose(got, wanted, bound, bound)
+    np.testing.assert_allclose(got, wanted, bound, least, err_msg=str(label))
 
 
 def local_feed(attrs: Mapping[str, AttrValue]) -> np.ndarray:

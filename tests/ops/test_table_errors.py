@@ -63,6 +63,8 @@ WRONG = [
     ("strided_slice", (f32(3),), {**SLICE, "stops": (4,)}, AttributeValueError),
     ("strided_slice_grad", (f32(2),), {**SLICE, "shape": (3,)}, ShapeError),
     ("slice_scatter", (f32(4), f32(2)), SLICE, ShapeError),
+    ("unfold_axis", (f32(3),), {"axis": 0, "size": 4, "step": 1}, ShapeError),
+    ("unfold_axis", (f32(3),), {"axis": 0, "size": 2, "step": 0}, AttributeValueError),
     ("diagonal", (f32(3),), {"offset": 0}, ShapeError),
     ("diag_embed", (f32(3),), {"rows": 2, "columns": 3, "offset": 0}, ShapeError),
     ("tril", (f32(3),), {"diagonal": 0}, ShapeError),

@@ -49,6 +49,11 @@ def values(job: Job) -> np.ndarray:
     return values["y"]
 
 
+def test_a_job_that_no_pass_changes_is_neither_copied_nor_verified_again() -> None:
+    job = configured(job_of(lambda x: x.tanh()))
+    assert run_passes(job)[0] is job
+
+
 # --- common subexpressions ------------------------------------------------------------------------
 
 

@@ -113,6 +113,7 @@ def test_buckets_name_their_gradients_in_text_json_and_log(
         assert name in caplog.text
 
 
+@pytest.mark.slow
 def test_what_stays_alone_has_its_reason() -> None:
     job = configured(gpt(dp=2, tp=2), fuse_bytes=0)
     *_, last = explain(job, job.world_size)

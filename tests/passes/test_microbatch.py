@@ -213,6 +213,15 @@ def test_float16_gradients_are_accumulated_in_float32() -> None:
     assert set(dtypes) == {DType.FLOAT32}
 
 
+@pytest.mark.parametrize(("zero", "kind"), [(1, SegmentKind.EPILOGUE), (2, SegmentKind.BACKWARD)])
+def test_sums_of_gradients_are_divided_by_the_loss_scale_once(zero: int, kind: SegmentKind) -> None:
+    """With ZeRO 2 parts are: their sums would be held whole before they are shared out."""
+    job = cut(gpt(dp=2, precision="float16", zero=zero), 4)
+    divided = [op for op in job.ops if op.name.endswith(":final")]
+    assert divided
+    assert {segment_of(job, op).kind for op in divided} == {kind}
+
+
 def test_nothing_of_the_batch_is_made_before_it() -> None:
     for config in ({}, {"pp": 2, "dropout": 0.1}, {"pp": 2, "precision": "float16"}):
         job = cut(gpt(batch=8, **config), 4)

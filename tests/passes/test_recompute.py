@@ -179,7 +179,7 @@ def test_auto_fits_a_budget() -> None:
     assert taken(recompute="auto", memory_bytes=most) == (most, 0)
 
 
-@pytest.mark.parametrize("config", [{}, {"pp": 2}])
+@pytest.mark.parametrize("config", [{}, pytest.param({"pp": 2}, marks=pytest.mark.slow)])
 def test_a_budget_is_met_by_as_few_regions_as_can_be_in_three_lowerings(
     config: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from plancompiler.boxing.report import boxing_costs
 from plancompiler.errors import UsageError
 from plancompiler.executor.local_run import LocalWorld
 from plancompiler.ir import Job, NdSbp, Phase, Split
+from plancompiler.ir.task import TaskKind
 from plancompiler.lower.compile import MODES, compile_plans
 from plancompiler.passes import Config, run_passes
 from tests.dense import run_dense
@@ -158,11 +159,12 @@ def test_every_all_reduce_of_a_block_becomes_two_halves() -> None:
     print(f"per block: {plain} -> {split}")
     assert plain == {False: {"all_reduce": 2}, True: {"all_reduce": 4}}
     assert split[False] == {"reduce_scatter": 2, "all_gather": 2}
-    # The weights and biases of two norms see a share of the positions on each device.
-    assert split[True] == {"reduce_scatter": 4, "all_gather": 4, "all_reduce": 4}
+    # Backward gathers what both halves have read again. The weights and biases of two norms see a
+    # share of the positions on each device.
+    assert split[True] == {"reduce_scatter": 4, "all_gather": 6, "all_reduce": 4}
 
 
-def test_forward_and_backward_have_equal_parts() -> None:
+def test_backward_gathers_again_what_forward_has_gathered() -> None:
     job, _ = run_passes(configured(blocks_job(3), **SPLIT))
     demands = Counter(
         (op.origin.phase, str(op.sbp[0])) for op in job.ops if op.attr("along") == "tp"
@@ -172,7 +174,7 @@ def test_forward_and_backward_have_equal_parts() -> None:
         (Phase.FORWARD, "S(1)"): 7,
         (Phase.FORWARD, "B"): 6,
         (Phase.BACKWARD, "S(1)"): 6,
-        (Phase.BACKWARD, "B"): 6,
+        (Phase.BACKWARD, "B"): 6 + 6,
     }
 
 
@@ -183,8 +185,15 @@ def received(job: Job, **settings: object) -> int:
     return sum(cost.bytes_per_rank for cost in boxing_costs(graph) if len(shapes[cost.family]) == 3)
 
 
-def test_activations_move_the_same_bytes() -> None:
-    assert received(blocks_job(3), **SPLIT) == received(blocks_job(3)) > 0
+def test_activations_move_the_same_bytes_but_for_what_is_gathered_again() -> None:
+    # Of 12 reductions 24 halves, and 6 more.
+    assert 24 * received(blocks_job(3), **SPLIT) == 30 * received(blocks_job(3)) > 0
+
+
+def test_micro_batches_gather_their_own_rows() -> None:
+    """Also what is gathered again: along the tensor-parallel axis alone."""
+    whole, halves = (received(gpt(dp=2, tp=2), microbatches=each, **SPLIT) for each in (1, 2))
+    assert halves == whole > 0
 
 
 def test_reductions_of_norms_join_those_of_data_parallelism() -> None:
@@ -222,15 +231,54 @@ def test_a_split_vocabulary() -> None:
     np.testing.assert_allclose(outputs, expected, rtol=1e-4)
     plain, split = collectives(compiled(job_on(2))), collectives(compilation)
     print(f"split vocabulary: {plain} -> {split}")
-    assert split["all_gather"] == 4 + 1 + 4  # halves of blocks, output layer, and backward
+    # Halves of blocks, output layer, backward, and what that gathers again.
+    assert split["all_gather"] == 4 + 1 + 4 + 4
     assert split["reduce_scatter"] == 4 + 1 + 4 + 1 + 1  # with the embedding and its gradient
     assert split["all_to_all"] == plain["all_to_all"] == 2
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_each_device_makes_its_rows_of_a_large_table_s_gradient(microbatches: int) -> None:
+    """Partial sums of a whole table are made only where they have fewer bytes than a micro-batch of
+    what they are sums of."""
+
+    def job_on(tp: int, rows: int, layout: str = "S(0)") -> Job:
+        place = mesh(tp, axes=("tp",))
+        with pc.job("table") as job:
+            tokens = pc.input("tokens", (4, 8), "int64", place)
+            table = pc.nn.Embedding(rows, 16).place(place, {"weight": layout})
+            first = pc.nn.Linear(16, 16).place(place, {"weight": "S(0)", "bias": "S(0)"})
+            second = pc.nn.Linear(16, 16).place(place, {"weight": "S(1)"})
+            loss = pc.square(second(first(pc.nn.LayerNorm(16).place(place)(table(tokens))))).mean()
+            pc.optim.SGD(0.1).minimize(loss)
+            pc.output("loss", loss)
+        return job
+
+    def gradient(rows: int, layout: str = "S(0)") -> tuple[int, ...]:
+        settings = {"microbatches": microbatches, **SPLIT}
+        plan = compiled(job_on(2, rows, layout), **settings).plans[0]
+        (made,) = (
+            task.outputs[0]
+            for task in plan.tasks
+            if task.kind is TaskKind.COMPUTE and task.spec.kind == "embedding_grad"
+        )
+        return plan.register_by_id[made].shape
+
+    assert gradient(64) == (32, 16)
+    assert gradient(64, "B") == (64, 16)
+    assert gradient(30) == ((30, 16) if microbatches == 1 else (15, 16))
+    feeds = [{"tokens": np.arange(32).reshape(4, 8) + step} for step in range(3)]
+    expected = [each["loss"] for each in run_dense(job_on(1, 64), 3, feeds)]
+    with LocalWorld(compiled(job_on(2, 64), microbatches=microbatches, **SPLIT).plans) as world:
+        outputs = [world.step(fed)["loss"] for fed in feeds]
+    np.testing.assert_allclose(outputs, expected, rtol=1e-4)
 
 
 def test_recomputed_blocks_gather_again() -> None:
     split = per_layer(True, **SPLIT)
     again = per_layer(True, recompute="auto", **SPLIT)
-    assert again - split == {"all_gather": 2, "reduce_scatter": 1}
+    # What blocks read is gathered again anyway.
+    assert again - split == {"reduce_scatter": 1}
 
 
 @pytest.mark.slow
@@ -246,7 +294,7 @@ def test_the_summary_counts_what_changed() -> None:
     record = record_of(blocks_job(3), "sequence_parallel", **SPLIT)
     assert record.summary == (
         "tp: 12 partial values split along the sequence, 1 value on the way in, "
-        "12 values gathered for the next block"
+        "18 values gathered for the next block"
     )
     assert record.notes == ()
     assert record_of(blocks_job(1), "sequence_parallel").summary == "off"

@@ -17,6 +17,7 @@ from plancompiler.lower.memory import (
     MemoryPlan,
     StorageRequest,
     align,
+    known_placements,
     peak_live,
     place_windows,
     plan_memory,
@@ -214,6 +215,16 @@ def test_the_result_depends_on_the_requests_alone() -> None:
     first = place_windows(starts, ends, sizes)
     assert first == place_windows(list(starts), list(ends), list(sizes))
     assert first[1] <= first[2] * 1.1
+
+
+def test_the_same_windows_are_placed_once() -> None:
+    """As those of ranks that do the same work."""
+    order = StepOrder([0, 0, 0], [(), (0,), (1,)])
+    requests = [StorageRequest(key, 4096, (key, key + 1), (key,)) for key in range(2)]
+    known_placements.cache_clear()
+    first = plan_memory(order, 0, requests)
+    assert plan_memory(order, 0, requests).offsets == first.offsets
+    assert known_placements.cache_info()[:2] == (1, 1)
 
 
 def test_forward_and_backward_lifetimes_meet_the_lower_bound() -> None:

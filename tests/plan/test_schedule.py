@@ -364,6 +364,7 @@ def waits(model: StepModel) -> nx.DiGraph:
     return graph
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(models())
 def test_a_step_ends_if_and_only_if_the_unrolled_graph_has_no_circle(model: StepModel) -> None:

@@ -22,8 +22,10 @@ def scenarios_of(table: str, mesh: str) -> list[Scenario]:
     return [each for each in TABLES[table] if each.mesh == mesh]
 
 
+MANY = 40
+"""Tables with more scenarios of a mesh take half a second of a processor or more."""
 RUNS = [
-    (table, mesh)
+    pytest.param(table, mesh, marks=[pytest.mark.slow] * (len(scenarios_of(table, mesh)) > MANY))
     for table, scenarios in TABLES.items()
     for mesh, _ in groupby(sorted(each.mesh for each in scenarios))
 ]

@@ -1,10 +1,6 @@
-"""Jobs without a single layout, and ways through their legal layouts."""
+"""Jobs without a single layout, and the problem of all of their legal layouts."""
 
 from __future__ import annotations
-
-import random
-from collections.abc import Iterator
-from itertools import product
 
 import numpy as np
 
@@ -12,8 +8,6 @@ import plancompiler as pc
 from plancompiler import nn
 from plancompiler.frontend.open_layouts import with_open_layouts
 from plancompiler.ir import Job
-from plancompiler.ops.registry import op_def
-from plancompiler.ops.rule import NdSignature
 from plancompiler.passes import run_passes
 from plancompiler.search.linear_program import LayoutProblem, layout_problem
 from plancompiler.search.tied_ops import tie_ops
@@ -59,67 +53,7 @@ def transformer(
     return job
 
 
-def small(seed: int, hierarchy: tuple[int, ...]) -> Job:
-    """A few random ops on values of random sizes."""
-    draw = random.Random(seed)
-    mesh = mesh_of(hierarchy)
-    size = draw.choice([4, 60, 4000, 60000])
-    with pc.job("small", config=AUTO) as job:
-        a = pc.input("a", (size, 12), "float32", mesh)
-        value = a
-        if draw.random() < 0.5:
-            value = a @ nn.Parameter((12, draw.choice([2, 12, 240]))).place(mesh).value
-        for _ in range(draw.randrange(3)):
-            kind = draw.randrange(4)
-            if kind == 0:
-                value = pc.relu(value)
-            elif kind == 1:
-                value = value + value.sum(axis=0)
-            elif kind == 2:
-                value = value.transpose(1, 0)
-            else:
-                value = value * 2.0
-        pc.output("out", value.sum() if draw.random() < 0.7 else value)
-    return job
-
-
 def whole_problem(job: Job) -> LayoutProblem:
     """Every op by itself, with all of its legal signatures."""
     job, _ = run_passes(with_open_layouts(job))
     return layout_problem(tie_ops(job, None), with_dominated=True)
-
-
-def count_of(problem: LayoutProblem) -> int:
-    count = 1
-    for each in problem.candidates:
-        count *= len(each.signatures)
-    return count
-
-
-def all_layouts(problem: LayoutProblem) -> Iterator[tuple[NdSignature, ...]]:
-    """Every combination of legal signatures."""
-    yield from product(*(each.signatures for each in problem.candidates))
-
-
-def random_layouts(problem: LayoutProblem, draw: random.Random) -> tuple[NdSignature, ...]:
-    """Legal signatures at random; what is updated in place keeps its layout."""
-    chosen: list[NdSignature] = []
-    pinned: dict[str, object] = {}
-    ops = problem.tied.job.ops
-    # An update says how all of its variables lie.
-    for op, each in zip(ops, problem.candidates, strict=True):
-        sources = [source for _, source in op_def(op.kind).mutates]
-        if sources:
-            signature = draw.choice(each.signatures)
-            pinned[op.name] = signature
-            for source in sources:
-                pinned[op.inputs[source].name] = signature.inputs[source]
-    for op, each in zip(ops, problem.candidates, strict=True):
-        known = pinned.get(op.name)
-        if isinstance(known, NdSignature):
-            chosen.append(known)
-        elif op.kind == "variable" and op.outputs[0].name in pinned:
-            chosen.append(NdSignature((), (pinned[op.outputs[0].name],)))  # type: ignore[arg-type]
-        else:
-            chosen.append(draw.choice(each.signatures))
-    return tuple(chosen)

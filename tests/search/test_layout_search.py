@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import plancompiler as pc
+from plancompiler.costs import links_of, machine_of
 from plancompiler.errors import UsageError
+from plancompiler.ir import Phase
+from plancompiler.ir.sbp import PARTIAL_SUM
 from plancompiler.ir.task import Primitive
 from plancompiler.lower.compile import MODES, build_graph, compile_plans
 from plancompiler.passes import run_passes
+from plancompiler.search import layout_search
+from plancompiler.search.highs_solver import solve
+from plancompiler.search.layout_arcs import layout_arcs
 from plancompiler.search.layout_search import LayoutSearch, objective_seconds, search_layouts
+from plancompiler.search.linear_program import layout_problem
 from plancompiler.search.tied_ops import tie_ops
-from tests.search.open_jobs import (
-    AUTO,
-    all_layouts,
-    count_of,
-    mlp,
-    random_layouts,
-    small,
-    transformer,
-    whole_problem,
-)
+from tests.search.least_cost import combinations_of, least_by_elimination, least_of_all
+from tests.search.many_layouts import neighbours, random_choices, seconds_of_many
+from tests.search.open_jobs import AUTO, mlp, transformer, whole_problem
+from tests.search.random_jobs import outputs_of, random_job
 
 pytest.importorskip("highspy")
 
@@ -33,19 +33,29 @@ def searched(job: pc.Job, memory_bytes: float | None = None) -> LayoutSearch:
     return search_layouts(run_passes(job)[0], memory_bytes)
 
 
-@pytest.mark.parametrize("hierarchy", [(2,), (3,), (2, 2)], ids=str)
-def test_small_jobs_get_the_best_of_all_layouts(hierarchy):
+@pytest.mark.parametrize(
+    "hierarchy", [pytest.param((2,), marks=pytest.mark.slow), (3,), (2, 2)], ids=str
+)
+def test_random_jobs_get_the_best_of_all_layouts(hierarchy):
+    """As `python -m benchmarks.search_proof` has it for hundreds of jobs."""
     compared = 0
-    for seed in range(30):
-        problem = whole_problem(small(seed, hierarchy))
-        if count_of(problem) > 2000:
+    for seed in range(12):
+        job = random_job(seed, hierarchy, 1 + seed % 2)
+        problem = whole_problem(job)
+        least = least_by_elimination(problem)
+        if combinations_of(problem) <= 20_000:
+            assert least_of_all(problem) == pytest.approx(least, rel=1e-9)
+            compared += 1
+        if least is None:
             continue
-        least = min(objective_seconds(problem, each) for each in all_layouts(problem))
-        result = searched(small(seed, hierarchy))
+        result = searched(job)
         assert result.objective_seconds == pytest.approx(least, rel=1e-6)
         assert result.bound_seconds <= least * (1 + 1e-9)
-        compared += 1
-    assert compared >= 5
+        if seed < 3:
+            alone = outputs_of(job, seed, alone=True)
+            for name, value in outputs_of(job, seed).items():
+                np.testing.assert_allclose(value, alone[name], rtol=1e-4, atol=1e-5)
+    assert compared
 
 
 @pytest.mark.parametrize(
@@ -54,12 +64,18 @@ def test_small_jobs_get_the_best_of_all_layouts(hierarchy):
 )
 def test_no_legal_layouts_cost_less_than_the_bound(build, hierarchy, layers):
     job = build(hierarchy, *layers)
-    result, problem, draw = searched(job), whole_problem(job), random.Random(7)
+    result, problem, rng = searched(job), whole_problem(job), np.random.default_rng(7)
     assert result.gap <= 0.01
     assert objective_seconds(problem, result.signatures) == pytest.approx(result.objective_seconds)
-    for _ in range(100):
-        cost = objective_seconds(problem, random_layouts(problem, draw))
-        assert cost >= result.bound_seconds
+    for choices in (
+        random_choices(problem, 100, rng),
+        neighbours(problem, result.signatures, 100, rng),
+    ):
+        seconds = seconds_of_many(problem, choices)
+        assert np.isfinite(seconds).sum() >= 50
+        assert seconds.min() >= result.bound_seconds * (1 - 1e-9)
+    best = neighbours(problem, result.signatures, 1, rng, changed=0)
+    assert seconds_of_many(problem, best) == pytest.approx(result.objective_seconds)
 
 
 def losses(job: pc.Job, **feeds: np.ndarray) -> list[float]:
@@ -119,6 +135,72 @@ def test_ops_of_other_rules_are_not_tied():
         if op.kind == "pad"
     }
     assert len(classes) == 2
+
+
+def test_gathers_of_gradients_start_one_by_one():
+    """Only reductions are joined in buckets."""
+    links = links_of(machine_of("cpu-generic"), pc.Placement("cpu", [0, 1]))
+    arcs = layout_arcs((4, 4), pc.DType.FLOAT32, (2,), (PARTIAL_SUM,), (), True, links)
+    seconds = {
+        (before, after): cost
+        for before, after, cost in zip(arcs.tails, arcs.heads, arcs.seconds, strict=True)
+    }
+    whole, split, partial = (arcs.number_of[pc.NdSbp.of(each)] for each in ("B", "S(0)", "P"))
+    assert seconds[partial, whole] < links.along((0,)).per_message < seconds[split, whole]
+
+
+def test_many_candidates_that_are_as_cheap_do_not_make_a_large_program(monkeypatch):
+    """Of layers that normalise whole batches half of all candidates cost no more than the bound."""
+    mesh = pc.Placement("cpu", [[0, 1], [2, 3]])
+    with pc.job("normed", config=replace(AUTO, machine="h100-sxm")) as job:
+        x, y = pc.input("x", (16, 3, 8, 8), "float32", mesh), pc.input("y", (16,), "int64", mesh)
+        first, second = (pc.nn.Conv2d(of, 16, 3, padding=1) for of in (3, 16))
+        net = pc.nn.Sequential(first, pc.nn.BatchNorm2d(16), pc.nn.ReLU(), second)
+        model = pc.nn.ModuleDict({"net": net, "head": pc.nn.Linear(16, 10)}).place(mesh)
+        loss = pc.cross_entropy(model["head"](pc.mean(model["net"](x), (2, 3))), y)
+        pc.optim.AdamW(1e-3).minimize(loss)
+        pc.output("loss", loss)
+    columns = []
+
+    def recorded(program):
+        columns.append(len(program.costs))
+        return solve(program)
+
+    monkeypatch.setattr(layout_search, "solve", recorded)
+    result = searched(job)
+    assert result.gap <= 1e-3
+    assert max(columns) < result.variables / 3
+
+
+def test_small_jobs_get_the_best_layouts_although_some_ops_are_tied():
+    """Two layers have biases of one size, of which one is best split and the other is not."""
+    mesh = pc.Placement("cpu", [0, 1])
+    with pc.job("small", config=replace(AUTO, machine="h100-sxm")) as job:
+        x, y = pc.input("x", (256, 64), "float32", mesh), pc.input("y", (256,), "int64", mesh)
+        layers = [pc.nn.Linear(64, 1024), pc.nn.ReLU(), pc.nn.Linear(1024, 1024)]
+        net = pc.nn.Sequential(*layers, pc.nn.Linear(1024, 16)).place(mesh)
+        loss = pc.cross_entropy(net(x), y, ignore_index=None)
+        pc.optim.AdamW(1e-3).minimize(loss)
+        pc.output("loss", loss)
+    assert searched(job).gap <= 1e-3
+
+
+def test_what_leaves_a_training_job_is_reduced_with_its_gradients():
+    """Its reduction waits in their bucket, where it has no start of its own."""
+    trained = run_passes(mlp((2,)))[0]
+    kept = tuple(op for op in trained.ops if op.origin.phase is Phase.FORWARD)
+    for job, joined in ((trained, True), (replace(trained, ops=kept), False)):
+        problem = layout_problem(tie_ops(job, None))
+        (place,) = (
+            place
+            for place, group in enumerate(problem.tied.groups)
+            if {problem.tied.classes[each.ops][0].kind for each in group.readers} == {"output"}
+        )
+        arcs = problem.groups[place].arcs
+        partial, whole = (arcs.number_of[pc.NdSbp.of(each)] for each in ("P", "B"))
+        (step,) = np.flatnonzero((arcs.tails == partial) & (arcs.heads == whole))
+        start = links_of(machine_of("cpu-generic"), pc.Placement("cpu", [0, 1])).along((0,))
+        assert (arcs.seconds[step] < start.per_message) == joined
 
 
 def test_a_demand_may_be_partial():

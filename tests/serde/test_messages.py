@@ -216,6 +216,7 @@ def test_a_malformed_body_is_refused_or_is_an_object(kind: str, data: st.DataObj
     repr(actual)  # whole enough to be shown
 
 
+@pytest.mark.slow
 @given(body=st.binary(max_size=300))
 @settings(max_examples=300)
 def test_a_random_body_is_refused_or_is_an_object(body: bytes) -> None:

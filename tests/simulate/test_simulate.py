@@ -71,12 +71,47 @@ def test_stages_overlap_over_steps_as_far_as_registers_allow() -> None:
     assert times(three, "compute_1")[3] == (10, 13)
 
 
+def test_tasks_that_share_something_slow_each_other_down_while_both_are_at_work() -> None:
+    def cost(rank: int, task: Task) -> float:
+        return {TaskKind.COMPUTE: 3.0, TaskKind.COPY_COMM_NET: 2.0}.get(task.kind, 0.0)
+
+    def uses(rank: int, task: Task) -> tuple[tuple[str, float], ...]:
+        return (("cores", 0.75),) if task.kind is TaskKind.COMPUTE else ()
+
+    shared = simulate(pipeline(2, count=2), cost, steps=2, uses=uses)
+    # From 5 on both take 1.5 times as long, until the second one of rank 0, of which a second was
+    # left, has ended.
+    assert times(shared, "compute_1") == [(0, 3), (3, 6.5)]
+    assert times(shared, "compute_4", 1) == [(5, 8.5), (10.5, 13.5)]
+    assert times(shared, "copycommnet_3", 1) == [(3, 5), (8.5, 10.5)]
+
+
+def test_a_collective_waits_for_its_slowest_link() -> None:
+    """All members go on as slowly as the one whose link others use too."""
+
+    def cost(rank: int, task: Task) -> float:
+        return 1.0 if task.kind is TaskKind.COLLECTIVE_BOXING else 0.0
+
+    def uses(rank: int, task: Task) -> tuple[tuple[object, float], ...]:
+        return ((rank, 1.0 + rank),)
+
+    simulation = simulate(data_parallel(3, rows=6), cost, uses=uses)
+    assert simulation.makespan == pytest.approx(3.0)
+
+
 def test_latency_is_between_ranks_only() -> None:
     simulation = simulate(
         pipeline(2), compute_cost, latency=lambda sender, receiver: 10.0 * sender + receiver + 0.5
     )
     assert times(simulation, "compute_1") == [(0, 1)]
     assert times(simulation, "copycommnet_3", 1) == [(2.5, 2.5)]
+    assert times(simulation, "compute_4", 1) == [(2.5, 3.5)]
+
+
+def test_a_stream_that_waited_goes_on_a_little_later() -> None:
+    simulation = simulate(pipeline(2), compute_cost, wake=lambda rank, stream: 0.5)
+    assert times(simulation, "compute_1") == [(0.5, 1.5)]
+    assert times(simulation, "copycommnet_3", 1) == [(2, 2)]
     assert times(simulation, "compute_4", 1) == [(2.5, 3.5)]
 
 

@@ -257,9 +257,7 @@ def _triangle(function):
 
 
 def _unique(x, sorted=True, return_inverse=False, return_counts=False, dim=None):
-    if dim is not None:
-        raise TypeError("unexpected argument 'dim'")
-    distinct = pc.unique(x)
+    distinct = pc.unique(x, axis=dim)
     more = ((return_inverse, distinct.inverse), (return_counts, distinct.counts))
     made = (distinct.values, *(each for wanted, each in more if wanted))
     return made if len(made) > 1 else made[0]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from plancompiler.ops.kernel import contiguous, copy_unless_shared, in_float32, of_box, rows_of
+from plancompiler.ops.margin import NEAR_ONE, margins
 from plancompiler.ops.order import stable_order
 from plancompiler.ops.registry import Kernel, KernelContext
 
@@ -74,6 +75,71 @@ def _nll_loss_grad(context: KernelContext, inputs: Arrays, outputs: Arrays) -> N
     chosen = (flat[:, None] == classes) & counts[:, None]
     out.fill(0)
     np.copyto(out, -dloss.reshape(-1)[:, None], where=chosen)
+    np.copyto(out, math.nan, where=wrong[:, None])
+
+
+def _own_labels(
+    context: KernelContext, flat: Array, scores: Array
+) -> tuple[Array, Array, Array, Array]:
+    """Of flat labels: which are classes held here, the places of these, where they are in `scores`
+    [rows, classes held here], and which labels are no class although they count.
+    """
+    low, high = context.input_regions[0][-1]
+    counts, wrong = known_labels(context, flat, context.input_shapes[0][-1])
+    inside = counts & (flat >= low) & (flat < high)
+    place = np.where(inside, flat - low, 0)
+    columns = context.arrays.arange(scores.shape[1])
+    return inside, place, (place[:, None] == columns) & inside[:, None], wrong
+
+
+def _class_sums(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    logits, labels, shift = inputs
+    total, target = (array.reshape(-1) for array in outputs)
+    flat, offset = logits.reshape(labels.size, logits.shape[-1]), shift.reshape(-1)
+    inside, place, _, wrong = _own_labels(context, labels.reshape(-1), flat)
+    target.fill(0)
+    if logits.shape[-1]:
+        picked = np.take_along_axis(flat, place[:, None], axis=1)[:, 0]
+        np.copyto(target, picked - offset, where=inside)
+    np.copyto(target, math.nan, where=wrong)
+    np.copyto(total, np.exp(flat - offset[:, None]).sum(axis=1))
+
+
+def _class_sums_grad(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    logits, labels, *numbers = inputs
+    flat, out = (each.reshape(labels.size, logits.shape[-1]) for each in (logits, outputs[0]))
+    offset, dtotal, dtarget = (each.reshape(-1)[:, None] for each in numbers)
+    _, _, chosen, wrong = _own_labels(context, labels.reshape(-1), flat)
+    np.copyto(out, np.exp(flat - offset) * dtotal + np.where(chosen, dtarget, 0))
+    np.copyto(out, math.nan, where=wrong[:, None])
+
+
+def _margin_logits(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    cosines, labels = inputs
+    flat, out = (each.reshape(labels.size, cosines.shape[-1]) for each in (cosines, outputs[0]))
+    first, second, third, scale = margins(context.attrs)
+    _, _, chosen, wrong = _own_labels(context, labels.reshape(-1), flat)
+    x = flat
+    if first != 1.0 or second != 0.0:
+        x = np.cos(np.arccos(np.clip(x, -NEAR_ONE, NEAR_ONE)) * first + second)
+    np.copyto(out, np.where(chosen, x - third, flat) * scale)
+    np.copyto(out, math.nan, where=wrong[:, None])
+
+
+def _margin_logits_grad(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    cosines, labels, dy = inputs
+    flat, dy, out = (
+        each.reshape(labels.size, cosines.shape[-1]) for each in (cosines, dy, outputs[0])
+    )
+    first, second, _, scale = margins(context.attrs)
+    _, _, chosen, wrong = _own_labels(context, labels.reshape(-1), flat)
+    np.multiply(dy, scale, out=out)
+    if first != 1.0 or second != 0.0:
+        # As on the host: d cos(a acos x + b) / dx; the clamped is constant.
+        inside = np.absolute(flat) < NEAR_ONE
+        angle = np.arccos(np.where(inside, flat, 0))
+        slope = inside * first * np.sin(angle * first + second) / np.sin(angle)
+        np.multiply(out, np.where(chosen, slope, 1), out=out)
     np.copyto(out, math.nan, where=wrong[:, None])
 
 
@@ -149,10 +215,14 @@ def _triangle(outside: Callable[..., Any]) -> Kernel:
 
 
 CHOICE_KERNELS: dict[str, Kernel] = {
+    "class_sums": in_float32(contiguous(_class_sums)),
+    "class_sums_grad": in_float32(contiguous(_class_sums_grad)),
     "floor_divide": _unchecked(np.floor_divide),
     "fmod": _unchecked(np.fmod),
     "index_select": contiguous(_index_select),
     "logsumexp": in_float32(_logsumexp),
+    "margin_logits": in_float32(contiguous(_margin_logits)),
+    "margin_logits_grad": in_float32(contiguous(_margin_logits_grad)),
     "nll_loss": contiguous(_nll_loss),
     "nll_loss_grad": contiguous(_nll_loss_grad),
     "one_hot": _one_hot,

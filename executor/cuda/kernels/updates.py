@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from plancompiler.ops.kernel import copy_unless_shared
+from plancompiler.ops.fused_lamb import segments
+from plancompiler.ops.kernel import copy_unless_shared, in_float32
 from plancompiler.ops.loss_scale import LARGEST_SCALE, SKIPPABLE, guarded_kind
 from plancompiler.ops.registry import Kernel, KernelContext, op_def
 
@@ -58,11 +59,38 @@ def _guarded(kind: str, plain: Kernel) -> Kernel:
     return kernel
 
 
+def _square_sums(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    (out,) = outputs
+    out.fill(0)
+    for number, place in segments(context):
+        for row, flat in enumerate(inputs):
+            part = flat[place].astype(out.dtype)
+            out[row, number : number + 1] = np.multiply(part, part).sum(keepdims=True)
+
+
+def _flat_lamb(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    (w, u, sums, rate, skipped), (out,) = inputs, outputs
+    above, below = sums[0], sums[1]
+    usable = (above > 0) & (below > 0)
+    # Where a sum is zero or no number, the ratio is that of ones.
+    ratio = np.where(usable, above, usable + 1) / np.where(usable, below, usable + 1)
+    factors = np.where(usable, np.sqrt(ratio), usable + 1) * rate
+    kept = skipped != 0
+    for number, place in segments(context):
+        moved = w[place] - u[place] * factors[number : number + 1].astype(w.dtype)
+        np.copyto(out[place], np.where(kept, w[place], moved))
+
+
 _GUARDED: dict[str, Kernel] = {
     guarded: _guarded(kind, op_def(kind).kernel)
     for kind in SKIPPABLE
     if op_def(kind).portable and (guarded := guarded_kind(kind)) is not None
 }
 
-UPDATE_KERNELS: dict[str, Kernel] = {**_GUARDED, "loss_scale_update": _loss_scale}
+UPDATE_KERNELS: dict[str, Kernel] = {
+    **_GUARDED,
+    "flat_lamb_update": in_float32(_flat_lamb),
+    "loss_scale_update": _loss_scale,
+    "segment_square_sums": _square_sums,
+}
 """By op kind, in place of the host's kernels."""

@@ -9,17 +9,19 @@ range makes its row NaN: to raise an error, the host would have to wait.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from plancompiler.executor.cuda.kernels.at_indices import AT_INDICES_KERNELS
 from plancompiler.executor.cuda.kernels.choices import CHOICE_KERNELS, known_labels
 from plancompiler.executor.cuda.kernels.products import product
 from plancompiler.executor.cuda.kernels.transformer import TRANSFORMER_KERNELS
 from plancompiler.executor.cuda.kernels.updates import UPDATE_KERNELS
 from plancompiler.ops import random
+from plancompiler.ops.attention import mask_grad_kernel
 from plancompiler.ops.attention_blocks import (
     attend_in_blocks,
     is_in_blocks,
@@ -297,7 +299,7 @@ def _attention_block(
         top = scores.max(axis=-1, keepdims=True)
         if mask:
             # As on the host: a query that sees no key has weights of 0 and an infinite normaliser.
-            top = np.maximum(top, np.finfo(top.dtype).min / 2)
+            top = np.maximum(top, np.finfo(top.dtype).min)
         np.subtract(scores, top, out=scores)
         np.exp(scores, out=scores)
         total = scores.sum(axis=-1, keepdims=True)
@@ -310,7 +312,7 @@ def _attention_block(
         np.copyto(result[:, :, rows], mixed.reshape(pairs, heads, count, value.shape[2]))
         np.copyto(
             normaliser[:, :, rows],
-            (np.log(total) + top).reshape(pairs, heads, count),
+            np.add(np.log(total), top, dtype=normaliser.dtype).reshape(pairs, heads, count),
             casting="same_kind",
         )
 
@@ -332,25 +334,56 @@ def _attention_grad_block(
 ) -> None:
     # As on the host: w = exp(scores - normaliser), dvalue = wᵀ dy, dw = dy valueᵀ,
     # dscores = w * (dw - sum(dy * y)), dquery = dscores key, dkey = dscoresᵀ query.
-    query, key, value, result, normaliser, passed, *mask = inputs
+    query, key = inputs[:2]
     scale = context.attrs["scale"]
     pairs, heads = _folded(query, key)
-    shift = window.shift
-    length, keys = query.shape[2], key.shape[2]
-    query, result, normaliser, passed, dquery = (
-        array.reshape(pairs, heads, *array.shape[2:])
-        for array in (query, result, normaliser, passed, outputs[0])
-    )
-    key, value, dkey, dvalue = (
-        array.reshape(pairs, *array.shape[2:]) for array in (key, value, *outputs[1:])
-    )
+    query, dquery = (each.reshape(pairs, heads, *each.shape[2:]) for each in (query, outputs[0]))
+    key, dkey, dvalue = (each.reshape(pairs, *each.shape[2:]) for each in (key, *outputs[1:]))
     # Sums over tiles of queries, added up in float32 where inputs are halves.
     by_key, by_value = (
         context.arrays.zeros(each.shape, _wide(each.dtype)) for each in (dkey, dvalue)
     )
-    for rows in _tiles(pairs, heads, length, keys):
+    for rows, dy, weights, slopes in _slopes(context, window, inputs):
         count = rows.stop - rows.start
-        below = (pairs, heads * count)
+        narrow = weights.astype(dy.dtype, copy=False)
+        np.add(by_value, product(context, narrow.swapaxes(-1, -2), dy), out=by_value)
+        slopes = (slopes * scale).astype(dy.dtype, copy=False)
+        back = product(context, slopes, key)
+        np.copyto(dquery[:, :, rows], back.reshape(pairs, heads, count, key.shape[2]))
+        piece = query[:, :, rows].copy().reshape(pairs, heads * count, key.shape[2])
+        np.add(by_key, product(context, slopes.swapaxes(-1, -2), piece), out=by_key)
+    np.copyto(dkey, by_key, casting="same_kind")
+    np.copyto(dvalue, by_value, casting="same_kind")
+
+
+def _mask_grad_block(context: KernelContext, window: Window, inputs: Arrays, total: Array) -> None:
+    query, key = inputs[:2]
+    for rows, _, _, slopes in _slopes(context, window, inputs):
+        target = total[:, :, rows] if total.shape[2] > 1 else total
+        by_head = slopes.reshape(*query.shape[:2], rows.stop - rows.start, key.shape[2])
+        pairs = zip(by_head.shape, target.shape, strict=True)
+        shared = tuple(axis for axis, (got, wanted) in enumerate(pairs) if got != wanted)
+        summed = by_head.sum(axis=shared, keepdims=True) if shared else by_head
+        np.add(target, summed, out=target)
+
+
+def _slopes(
+    context: KernelContext, window: Window, inputs: Arrays
+) -> Iterator[tuple[slice, Array, Array, Array]]:
+    """For tiles of queries the gradient dy that is passed to them, the weights that the values got,
+    and the gradient of the scores [pairs, heads * queries, keys].
+    """
+    query, key, value, result, normaliser, passed, *mask = inputs
+    pairs, heads = _folded(query, key)
+    shift = window.shift
+    length, keys = query.shape[2], key.shape[2]
+    query, result, normaliser, passed = (
+        array.reshape(pairs, heads, *array.shape[2:])
+        for array in (query, result, normaliser, passed)
+    )
+    key, value = (array.reshape(pairs, *array.shape[2:]) for array in (key, value))
+    for rows in _tiles(pairs, heads, length, keys):
+        below = (pairs, heads * (rows.stop - rows.start))
         dy = passed[:, :, rows].copy().reshape(*below, value.shape[2])
         y = result[:, :, rows].copy().reshape(*below, value.shape[2])
         weights = _scores(context, query, key, shift, rows, heads, mask)
@@ -359,21 +392,13 @@ def _attention_grad_block(
         np.subtract(weights, level, out=weights)
         np.exp(weights, out=weights)
         kept = _kept(context, window, rows, heads, keys)
-        narrow = (weights * kept).astype(dy.dtype, copy=False)
-        np.add(by_value, product(context, narrow.swapaxes(-1, -2), dy), out=by_value)
         slopes = product(context, dy, value.swapaxes(-1, -2)).astype(wide, copy=False) * kept
         pull = (dy.astype(wide, copy=False) * y.astype(wide, copy=False)).sum(
             axis=-1, keepdims=True
         )
         slopes = np.subtract(slopes, pull).astype(wide, copy=False)
         np.multiply(slopes, weights, out=slopes)
-        slopes = (slopes * scale).astype(dy.dtype, copy=False)
-        back = product(context, slopes, key)
-        np.copyto(dquery[:, :, rows], back.reshape(pairs, heads, count, key.shape[2]))
-        piece = query[:, :, rows].copy().reshape(*below, key.shape[2])
-        np.add(by_key, product(context, slopes.swapaxes(-1, -2), piece), out=by_key)
-    np.copyto(dkey, by_key, casting="same_kind")
-    np.copyto(dvalue, by_value, casting="same_kind")
+        yield rows, dy, weights * kept, slopes
 
 
 # --- positions ------------------------------------------------------------------------------------
@@ -456,6 +481,7 @@ DEVICE_KERNELS: dict[str, Kernel] = {
     "arange": _once("arange"),
     "attention": _attention,
     "attention_grad": _attention_grad,
+    "attention_mask_grad": mask_grad_kernel(_mask_grad_block),
     "causal_mask": _causal_mask,
     "constant": _once("constant"),
     "contract_leading": _contract_leading,
@@ -475,6 +501,7 @@ DEVICE_KERNELS: dict[str, Kernel] = {
     "rotary_embedding": in_float32(contiguous(_rotary)),
     "softmax": in_float32(_softmax),
     "softmax_grad": in_float32(_softmax_grad),
+    **AT_INDICES_KERNELS,
     **CHOICE_KERNELS,
     **TRANSFORMER_KERNELS,
     **UPDATE_KERNELS,

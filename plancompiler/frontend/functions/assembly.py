@@ -19,11 +19,16 @@ from plancompiler.frontend.functions.shape import (
     pad,
     split,
     stack,
-    strided_slice,
     unsqueeze,
 )
 from plancompiler.frontend.out import takes_out
-from plancompiler.ir.operators import TensorOperators, normalize_axes, one_axis, whole_numbers
+from plancompiler.ir.operators import (
+    TensorOperators,
+    filled,
+    normalize_axes,
+    one_axis,
+    whole_numbers,
+)
 from plancompiler.ir.shard import balanced_range
 from plancompiler.ops.check import broadcast_shapes
 from plancompiler.ops.registry import apply, apply_one
@@ -69,6 +74,14 @@ __all__ = [
 def cat(tensors: Sequence[Tensor], axis: int = 0, *, out: Tensor | None = None) -> Tensor:
     """`concat`."""
     return concat(tensors, axis)
+
+
+def _one_by_one(tensors: Sequence[Tensor | Sequence[Tensor]]) -> Sequence[Tensor]:
+    """Tensors that are given one by one, as in PyTorch, or all in one list."""
+    given: Any = tensors
+    one_list = len(given) == 1 and isinstance(given[0], (list, tuple))
+    several: Sequence[Tensor] = given[0] if one_list else given
+    return several
 
 
 def _several(name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -125,9 +138,11 @@ def column_stack(tensors: Sequence[Tensor], *, out: Tensor | None = None) -> Ten
 
 
 @takes_out
-def block_diag(tensors: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
-    """A matrix of zeros with matrices along its diagonal; vectors are rows."""
-    matrices = [atleast_2d(each) for each in _several("block_diag", tensors)]
+def block_diag(*tensors: Tensor | Sequence[Tensor], out: Tensor | None = None) -> Tensor:
+    """A matrix of zeros with matrices along its diagonal, one by one or in a list; vectors are
+    rows.
+    """
+    matrices = [atleast_2d(each) for each in _several("block_diag", _one_by_one(tensors))]
     width = sum(each.shape[1] for each in matrices)
     left, rows = 0, []
     for each in matrices:
@@ -139,9 +154,11 @@ def block_diag(tensors: Sequence[Tensor], *, out: Tensor | None = None) -> Tenso
 
 
 @takes_out
-def cartesian_prod(tensors: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
-    """All rows with an element of each vector, the last one changing first."""
-    vectors = _several("cartesian_prod", tensors)
+def cartesian_prod(*tensors: Tensor | Sequence[Tensor], out: Tensor | None = None) -> Tensor:
+    """All rows with an element of each vector, one by one or in a list, the last one changing
+    first.
+    """
+    vectors = _several("cartesian_prod", _one_by_one(tensors))
     if len(vectors) == 1:
         return vectors[0].reshape(vectors[0].shape)
     shape = [each.shape[0] for each in vectors]
@@ -260,7 +277,7 @@ def dsplit(
 @takes_out
 def unfold_axis(x: Tensor, axis: int, size: int, step: int, *, out: Tensor | None = None) -> Tensor:
     """Windows of `size` elements of an axis, `step` apart, along a new last axis: PyTorch's method
-    `unfold`.
+    `unfold`. Eager, it is a view, which can be changed in place if the windows do not overlap.
     """
     if not x.ndim:
         return unfold_axis(x.reshape((1,)), 0, size, step).reshape((size,))
@@ -270,19 +287,7 @@ def unfold_axis(x: Tensor, axis: int, size: int, step: int, *, out: Tensor | Non
         raise AttributeValueError(
             "windows do not fit an axis", got=f"size {size}, step {step} of extent {extent}"
         )
-    count = (extent - size) // step + 1
-    starts, steps = [0] * x.ndim, [1] * x.ndim
-    steps[at] = step
-    pieces = []
-    for place in range(size):
-        stops = list(x.shape)
-        starts[at], stops[at] = place, place + (count - 1) * step + 1
-        pieces.append(strided_slice(x, starts, stops, steps))
-    if not pieces:
-        return narrow(x, at, 0, count).reshape((*x.shape[:at], count, *x.shape[at + 1 :], 1))[
-            ..., :0
-        ]
-    return stack(pieces, -1)
+    return apply_one("unfold_axis", x, axis=at, size=size, step=step)
 
 
 # --- turning --------------------------------------------------------------------------------------
@@ -390,7 +395,7 @@ def slice_scatter(
             "a piece does not fit its place", got=f"{piece.shape}, step {step}", expected=wanted
         )
     if not places:
-        return x.reshape(x.shape)
+        return x.cast(x.dtype)
     last = places[-1] + 1
     within = _spread(piece, at, step)
     marks = _spread(_ones(piece), at, step)
@@ -407,7 +412,7 @@ def _nought(x: Tensor) -> float | int | bool:
 
 def _ones(x: Tensor) -> Tensor:
     """True everywhere."""
-    return x._full(x.shape, x.dtype.parse("bool"), True)  # noqa: SLF001  # what every tensor has
+    return filled(x, True, dtype=x.dtype.parse("bool"))
 
 
 def _spread(x: Tensor, axis: int, step: int) -> Tensor:
@@ -445,11 +450,12 @@ def diagonal_scatter(
     """x with `piece` on a diagonal of two axes; the piece's last axis runs along it."""
     moved = movedim(x, (axis1, axis2), (-2, -1))
     rows, columns = moved.shape[-2:]
-    if diagonal(moved, offset).shape != piece.shape:
+    wanted = diagonal(moved, offset, -2, -1).shape
+    if wanted != piece.shape:
         raise ShapeError(
             "a piece does not fit its diagonal",
             got=piece.shape,
-            expected=diagonal(moved, offset).shape,
+            expected=wanted,
         )
     places = {"rows": rows, "columns": columns, "offset": offset}
     mask: Tensor = apply("diag_embed", _ones(piece), **places)

@@ -22,7 +22,7 @@ from plancompiler.frontend.functions.derived import (
 )
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir import DType
-from plancompiler.ir.operators import Scalar, TensorOperators, is_scalar
+from plancompiler.ir.operators import Scalar, TensorOperators, filled, is_scalar
 from plancompiler.ops.registry import apply_one
 
 __all__ = [
@@ -199,7 +199,7 @@ def full_like(
     kind = x.dtype if dtype is None else DType.parse(dtype)
     if dtype is not None:
         value = bool(value) if kind is DType.BOOL else _number(value, kind)
-    return x._full(x.shape if shape is None else tuple(shape), kind, value)  # noqa: SLF001  # what every tensor has
+    return filled(x, value, None if shape is None else tuple(shape), kind)
 
 
 # --- trigonometric and hyperbolic -----------------------------------------------------------------
@@ -342,7 +342,7 @@ def _bound(x: Tensor, bound: Any) -> Any:
 @takes_out
 def nan_to_num(
     x: Tensor,
-    nan: float = 0.0,
+    nan: float | None = 0.0,
     posinf: float | None = None,
     neginf: float | None = None,
     *,
@@ -351,7 +351,7 @@ def nan_to_num(
     """x with numbers in place of NaN, infinity and minus infinity (the largest finite ones)."""
     if not x.dtype.is_floating:
         return clone(x)
-    attrs = {"nan": float(nan)}
+    attrs = {"nan": 0.0 if nan is None else float(nan)}
     if posinf is not None:
         attrs["posinf"] = float(posinf)
     if neginf is not None:

@@ -17,7 +17,7 @@ from plancompiler.frontend.functions.derived import Tensor
 from plancompiler.frontend.functions.elementwise import full_like
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir import DType
-from plancompiler.ir.operators import Scalar, TensorOperators, in_dtype, one_axis
+from plancompiler.ir.operators import Scalar, TensorOperators, filled, in_dtype, one_axis
 from plancompiler.ops.check import broadcast_shapes
 from plancompiler.ops.registry import apply, apply_one
 
@@ -193,7 +193,7 @@ def scatter_reduce(
         return put_along_axis(base, indices, updates, axis, mode)
     total = put_along_axis(base, indices, updates, axis, "add")
     counted = x.dtype if x.dtype.is_floating else DType.INT64
-    ones = x._full(x.shape, counted, _one(counted))  # noqa: SLF001  # what every tensor has
+    ones = filled(x, _one(counted), dtype=counted)
     if not include_self:
         ones = put_along_axis(ones, indices, 0 * _one(counted), axis)
     count = put_along_axis(ones, indices, _one(counted), axis, "add")

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic, NamedTuple
 
 from plancompiler.errors import AttributeValueError, ShapeError
-from plancompiler.frontend.functions import reduction
+from plancompiler.frontend.functions import reduction, shape
 from plancompiler.frontend.functions.derived import Axes, Tensor
 from plancompiler.frontend.functions.elementwise import full_like, where
 from plancompiler.frontend.functions.linear import matmul
@@ -28,6 +28,7 @@ __all__ = [
     "cond",
     "cross",
     "det",
+    "diagonal",
     "eigh",
     "eigvalsh",
     "householder_product",
@@ -52,6 +53,7 @@ __all__ = [
     "svdvals",
     "tensorinv",
     "tensorsolve",
+    "trace",
     "transposed",
     "vander",
     "vecdot",
@@ -59,11 +61,54 @@ __all__ = [
 ]
 
 
+class Eigh(NamedTuple, Generic[Tensor]):
+    """What `eigh` gives."""
+
+    eigenvalues: Tensor
+    eigenvectors: Tensor
+
+
+class Qr(NamedTuple, Generic[Tensor]):
+    """What `qr` gives."""
+
+    Q: Tensor
+    R: Tensor
+
+
+class Slogdet(NamedTuple, Generic[Tensor]):
+    """What `slogdet` gives."""
+
+    sign: Tensor
+    logabsdet: Tensor
+
+
+class Svd(NamedTuple, Generic[Tensor]):
+    """What `svd` gives."""
+
+    U: Tensor
+    S: Tensor
+    Vh: Tensor
+
+
 @takes_out
 def transposed(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Matrices with their two axes swapped."""
     turned: Tensor = _ops.transposed(x)
     return turned
+
+
+@takes_out
+def diagonal(
+    x: Tensor, offset: int = 0, axis1: int = -2, axis2: int = -1, *, out: Tensor | None = None
+) -> Tensor:
+    """Diagonal of each matrix [..., m, n]: [..., d]; `pc.diagonal` takes the first two axes."""
+    return shape.diagonal(x, offset, axis1, axis2)
+
+
+@takes_out
+def trace(x: Tensor, offset: int = 0, *, out: Tensor | None = None) -> Tensor:
+    """Sum of a diagonal of each matrix [..., m, n]: [...]; `pc.trace` takes the first two axes."""
+    return shape.trace(x, offset, -2, -1)
 
 
 def _identity(like: Tensor, size: int) -> Tensor:
@@ -159,13 +204,13 @@ def pinv(
 
 
 @takes_out
-def lstsq(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
+def lstsq(a: Tensor, b: Tensor, rcond: float | None = None, *, out: Tensor | None = None) -> Tensor:
     """The x for which a x is closest to b, of matrices a [..., m, n] and b [..., m, k] or, of one
-    vector, [m]; the shortest of several.
+    vector, [m]; the shortest of several. `rcond` is `rtol` of `pinv`.
     """
     vector = b.ndim == 1
     columns = b.reshape((*b.shape, 1)) if vector else b
-    x = matmul(pinv(a), columns)
+    x = matmul(pinv(a, rtol=rcond), columns)
     return x.reshape(x.shape[:-1]) if vector else x
 
 
@@ -201,10 +246,9 @@ def det(x: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 
 @takes_out
-def slogdet(x: Tensor, *, out: Sequence[Tensor | None] | None = None) -> tuple[Tensor, Tensor]:
+def slogdet(x: Tensor, *, out: Sequence[Tensor | None] | None = None) -> Slogdet[Tensor]:
     """The signs of determinants, and the logarithms of their absolute values, without overflow."""
-    outputs: tuple[Tensor, Tensor] = apply("slogdet", x)
-    return outputs
+    return Slogdet(*apply("slogdet", x))
 
 
 @takes_out
@@ -313,7 +357,7 @@ def cholesky_inverse(factor: Tensor, upper: bool = False, *, out: Tensor | None 
 @takes_out
 def qr(
     x: Tensor, mode: str = "reduced", *, out: Sequence[Tensor | None] | None = None
-) -> tuple[Tensor, Tensor]:
+) -> Qr[Tensor]:
     """q with orthonormal columns and upper triangles r with q r = x.
 
     `mode` is "reduced" (min(m, n) columns) or "complete" (m of them, which have no gradient where
@@ -323,20 +367,18 @@ def qr(
         raise AttributeValueError(
             "unknown mode of qr", got=repr(mode), expected="reduced, complete"
         )
-    outputs: tuple[Tensor, Tensor] = apply("qr", x, complete=mode == "complete")
-    return outputs
+    return Qr(*apply("qr", x, complete=mode == "complete"))
 
 
 @takes_out
 def svd(
     x: Tensor, full_matrices: bool = True, *, out: Sequence[Tensor | None] | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Svd[Tensor]:
     """u, s and v with u diag(s) v = x, singular values s greatest first; without `full_matrices`
     only min(m, n) columns of u and rows of v. Gradients through u and v are finite where singular
     values differ.
     """
-    outputs: tuple[Tensor, Tensor, Tensor] = apply("svd", x, full=full_matrices)
-    return outputs
+    return Svd(*apply("svd", x, full=full_matrices))
 
 
 @takes_out
@@ -346,12 +388,11 @@ def svdvals(x: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 
 @takes_out
-def eigh(x: Tensor, *, out: Sequence[Tensor | None] | None = None) -> tuple[Tensor, Tensor]:
+def eigh(x: Tensor, *, out: Sequence[Tensor | None] | None = None) -> Eigh[Tensor]:
     """Eigenvalues of symmetric matrices, least first, and eigenvectors as columns. Gradients
     through vectors are finite where eigenvalues differ.
     """
-    outputs: tuple[Tensor, Tensor] = apply("eigh", x)
-    return outputs
+    return Eigh(*apply("eigh", x))
 
 
 @takes_out
@@ -443,11 +484,13 @@ def vector_norm(
     axis: Axes = None,
     keepdims: bool = False,
     *,
+    dtype: str | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """sum(|x| ** ord) ** (1 / ord) over axes; the greatest |x| for infinity, the least for minus
-    infinity, and for 0 how many are not zero.
+    infinity, and for 0 how many are not zero. With `dtype` x is converted to it first.
     """
+    x = x if dtype is None else x.cast(dtype)
     return reduction.norm(x, ord, axis, keepdims)
 
 
@@ -458,12 +501,14 @@ def matrix_norm(
     axis: Sequence[int] = (-2, -1),
     keepdims: bool = False,
     *,
+    dtype: str | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Norms of matrices: "fro" the root of the sum of squares, "nuc" the sum of singular values, 2
     the greatest and -2 the least of these, 1 the greatest sum of a column's absolute values and -1
-    the least, math.inf and -math.inf those of a row's.
+    the least, math.inf and -math.inf those of a row's. With `dtype` x is converted to it first.
     """
+    x = x if dtype is None else x.cast(dtype)
     row, column = (one_axis(each, x.ndim) for each in axis)
     if row == column:
         raise AttributeValueError("matrix_norm needs two axes", got=tuple(axis))
@@ -493,11 +538,13 @@ def norm(
     axis: Axes = None,
     keepdims: bool = False,
     *,
+    dtype: str | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """The norm of vectors along one axis or of matrices along two, as `vector_norm` and
     `matrix_norm` say; without `ord` the root of the sum of squares, over all axes by default.
     """
+    x = x if dtype is None else x.cast(dtype)
     axes = normalize_axes(axis, x.ndim)
     if ord is None:
         return reduction.norm(x, 2.0, axis, keepdims)

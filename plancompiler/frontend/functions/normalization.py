@@ -29,6 +29,8 @@ def rms_norm(
     """
     if gamma is None:
         gamma = full_like(x, 1.0, x.shape[-1:])
+    if x.shape[-1:] == (0,):
+        return x * gamma  # no elements, and no mean of them
     normalized: Tensor = apply("rms_norm", x, gamma, eps=float(eps))[0]
     return normalized
 
@@ -47,6 +49,9 @@ def group_norm(
     channels and all of space, per image; times gamma [c], plus beta [c] (Y. Wu and K. He, 2018).
     """
     gamma, beta = _affine(x, gamma, beta)
+    if 0 in x.shape[2:]:  # no elements, and no mean of them
+        wide = (-1, *(1,) * (x.ndim - 2))
+        return x * gamma.reshape(wide) + beta.reshape(wide)
     normalized: Tensor = apply("group_norm", x, gamma, beta, groups=groups, eps=float(eps))[0]
     return normalized
 
@@ -138,5 +143,7 @@ def layer_norm(
     """x normalised to mean 0 and variance 1 along its last axis, times gamma, plus beta."""
     if gamma is None or beta is None:
         gamma, beta = _or_neutral(x, gamma, beta, x.shape[-1:])
+    if x.shape[-1:] == (0,):
+        return x * gamma + beta  # no elements, and no mean of them
     normalized: Tensor = apply("layer_norm", x, gamma, beta, eps=eps)[0]
     return normalized

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple
 
 from plancompiler.errors import AttributeValueError
 from plancompiler.frontend.functions.derived import Axes, Tensor
@@ -43,6 +44,14 @@ __all__ = [
     "trapezoid",
     "var",
 ]
+
+
+class Indexed(NamedTuple, Generic[Tensor]):
+    """Elements that were taken along an axis, and where they were."""
+
+    values: Tensor
+    indices: Tensor
+    """Of the elements along the axis: int64, in the shape of `values`."""
 
 
 def _truths(x: Tensor) -> Tensor:
@@ -305,19 +314,17 @@ def _trapezoids(y: Tensor, x: Tensor | None, dx: float, axis: int) -> Tensor:
 @takes_out
 def cummax(
     x: Tensor, axis: int = -1, *, out: Sequence[Tensor | None] | None = None
-) -> tuple[Tensor, Tensor]:
+) -> Indexed[Tensor]:
     """Greatest of all elements up to each along an axis, and its latest index as int64."""
-    outputs: tuple[Tensor, Tensor] = apply("cummax", x, axis=one_axis(axis, x.ndim))
-    return outputs
+    return Indexed(*apply("cummax", x, axis=one_axis(axis, x.ndim)))
 
 
 @takes_out
 def cummin(
     x: Tensor, axis: int = -1, *, out: Sequence[Tensor | None] | None = None
-) -> tuple[Tensor, Tensor]:
+) -> Indexed[Tensor]:
     """Least of all elements up to each along an axis, and its latest index as int64."""
-    outputs: tuple[Tensor, Tensor] = apply("cummin", x, axis=one_axis(axis, x.ndim))
-    return outputs
+    return Indexed(*apply("cummin", x, axis=one_axis(axis, x.ndim)))
 
 
 @takes_out
@@ -328,14 +335,11 @@ def sort(
     *,
     stable: bool = True,
     out: Sequence[Tensor | None] | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> Indexed[Tensor]:
     """Elements in order along an axis, and the int64 index that each had; equal ones stay so,
     whatever `stable` allows.
     """
-    outputs: tuple[Tensor, Tensor] = apply(
-        "sort", x, axis=one_axis(axis, x.ndim), descending=descending
-    )
-    return outputs
+    return Indexed(*apply("sort", x, axis=one_axis(axis, x.ndim), descending=descending))
 
 
 @takes_out
@@ -362,14 +366,11 @@ def topk(
     sorted: bool = True,  # noqa: A002  # as PyTorch calls it
     *,
     out: Sequence[Tensor | None] | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> Indexed[Tensor]:
     """The k greatest elements along an axis (least where not `largest`) and their indices, best
     first, whatever `sorted` allows; of equal ones the first.
     """
-    outputs: tuple[Tensor, Tensor] = apply(
-        "topk", x, axis=one_axis(axis, x.ndim), k=k, largest=largest
-    )
-    return outputs
+    return Indexed(*apply("topk", x, axis=one_axis(axis, x.ndim), k=k, largest=largest))
 
 
 @takes_out
@@ -425,7 +426,7 @@ def max_with_index(
     keepdims: bool = False,
     *,
     out: Sequence[Tensor | None] | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> Indexed[Tensor]:
     """Greatest element along an axis and its index as int64; the first of equal ones, to which the
     whole gradient goes.
     """
@@ -439,16 +440,16 @@ def min_with_index(
     keepdims: bool = False,
     *,
     out: Sequence[Tensor | None] | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> Indexed[Tensor]:
     """Smallest element along an axis and its index as int64; the first of equal ones, to which the
     whole gradient goes.
     """
     return _at(x, argmin(x, axis, keepdims=True), one_axis(axis, x.ndim), keepdims)
 
 
-def _at(x: Tensor, index: Tensor, axis: int, keepdims: bool) -> tuple[Tensor, Tensor]:
+def _at(x: Tensor, index: Tensor, axis: int, keepdims: bool) -> Indexed[Tensor]:
     values = apply_one("take_along_axis", x, index, axis=axis)
     if keepdims:
-        return values, index
+        return Indexed(values, index)
     shape = (*x.shape[:axis], *x.shape[axis + 1 :])
-    return values.reshape(shape), index.reshape(shape)
+    return Indexed(values.reshape(shape), index.reshape(shape))

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from plancompiler.errors import ShapeError, TracingError
+from plancompiler.errors import ShapeError, TracingError, UsageError
 from plancompiler.frontend.functions.derived import Tensor
-from plancompiler.frontend.functions.shape import expand, stack, unsqueeze
+from plancompiler.frontend.functions.shape import expand, moveaxis, stack, unsqueeze
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir import DType
 from plancompiler.ir.indexing import fixed_places, held_by, places_of_true, replaced
@@ -126,22 +126,24 @@ def take(
 def searchsorted(
     edges: Tensor,
     values: Tensor,
-    side: str = "left",
+    side: str | None = None,
     sorter: Tensor | None = None,
     *,
     right: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
     """For each value the place at which it would be put into a sorted vector [n], as int64: in
-    front of equal ones (`side="left"`) or behind them ("right", or `right`). Several sorted rows
-    [..., n] have a row of values [..., m] each.
+    front of equal ones (`side="left"`, the default) or behind them ("right", or `right`). Several
+    sorted rows [..., n] have a row of values [..., m] each. UsageError for both sides.
 
     `sorter` are the places of the elements in order, where they are not sorted themselves.
     """
     if sorter is not None:
         edges = apply_one("take_along_axis", edges, sorter, axis=edges.ndim - 1)
     ordered, wanted = in_one_dtype((edges, values))
-    side = "right" if right else side
+    if right and side == "left":
+        raise UsageError("searchsorted was given two sides", got="side='left' and right=True")
+    side = "right" if right else side or "left"
     if ordered.ndim < 2:
         return apply_one("searchsorted", ordered, wanted, side=side)
     if ordered.shape[:-1] != wanted.shape[:-1]:
@@ -192,13 +194,25 @@ class Distinct(NamedTuple):
 
 @takes_out
 def unique(
-    x: Tensor, size: int | None = None, *, out: Sequence[Tensor | None] | None = None
+    x: Tensor,
+    size: int | None = None,
+    axis: int | None = None,
+    *,
+    out: Sequence[Tensor | None] | None = None,
 ) -> Distinct:
     """The distinct elements of a tensor, of which each NaN is one of its own.
+
+    With `axis` the distinct slices across that axis, in lexicographic order: `values` has them side
+    by side along the axis, and `inverse` and `first` count along it.
 
     With `size` there are that many values: where x has fewer, the last one is repeated with a count
     of 0; more fail the run. Without it a TracingError in jobs and compiled functions.
     """
+    if axis is not None:
+        at = one_axis(axis, x.ndim)
+        distinct = unique(_ranks(x, at), size)
+        values = apply_one("index_select", x, distinct.first, axis=at)
+        return Distinct(values, *distinct[1:])
     truths = x.dtype is DType.BOOL
     whole = x.cast(DType.UINT8) if truths else x
     most = max(1, _count(x)) if size is None else size
@@ -214,6 +228,31 @@ def unique(
             ) from error
         values, first, counts = (each[:count] for each in (values, first, counts))
     return Distinct(values.cast(DType.BOOL) if truths else values, first, inverse, counts)
+
+
+def _ranks(x: Tensor, axis: int) -> Tensor:
+    """For each slice across an axis a number, int64 [extent]: equal for equal slices, and greater
+    for those that come later in lexicographic order.
+    """
+    extent = x.shape[axis]
+    rows = moveaxis(x, axis, 0).reshape((extent, _count(x) // max(1, extent)))
+    ranks, kinds = _inverse(rows), max(1, _count(x))
+    number, below = (ranks[:, :1] * 0).sum(1), 1
+    for column in range(rows.shape[1]):
+        if below * kinds >= _LARGEST:  # below: what numbers are less than
+            number, below = _inverse(number), max(1, extent)
+        number, below = number * kinds + ranks[:, column], below * kinds
+    return number
+
+
+_LARGEST = 1 << 62
+
+
+def _inverse(x: Tensor) -> Tensor:
+    """For each element the place of its value among the distinct ones."""
+    whole = x.cast(DType.UINT8) if x.dtype is DType.BOOL else x
+    inverse: Tensor = apply("unique", whole, size=max(1, _count(x)))[2]
+    return inverse
 
 
 def _count(x: Tensor) -> int:

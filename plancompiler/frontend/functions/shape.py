@@ -19,7 +19,6 @@ from plancompiler.ir.operators import (
     one_axis,
     whole_numbers,
 )
-from plancompiler.ir.shard import balanced_range
 from plancompiler.ops.check import broadcast_shapes
 from plancompiler.ops.registry import apply, apply_one, apply_source
 
@@ -236,15 +235,16 @@ def split(
 def chunk(
     x: Tensor, chunks: int, axis: int = 0, *, out: Sequence[Tensor | None] | None = None
 ) -> tuple[Tensor, ...]:
-    """`chunks` pieces along an axis, balanced: their sizes differ by at most one."""
+    """Pieces along an axis, as in PyTorch: of an extent that `chunks` divides, rounded up. The last
+    may be smaller, and there may be fewer of them; `tensor_split` makes balanced ones.
+    """
     extent = x.shape[one_axis(axis, x.ndim)]
     most = max(extent, _PIECES)
     if not 1 <= chunks <= most:
         raise AttributeValueError(
             "chunk cannot make this many pieces", op="chunk", got=chunks, expected=f"1 to {most}"
         )
-    ranges = [balanced_range(extent, chunks, index) for index in range(chunks)]
-    return split(x, [stop - start for start, stop in ranges], axis)
+    return split(x, -(-extent // chunks) if extent else [0] * chunks, axis)
 
 
 @takes_out
@@ -275,8 +275,9 @@ def strided_slice(
 
 @takes_out
 def flip(x: Tensor, axis: Axes = None, *, out: Tensor | None = None) -> Tensor:
-    """Elements in reverse order along axes (all by default)."""
-    return apply_one("flip", x, axes=normalize_axes(axis, x.ndim))
+    """Elements in reverse order along axes (all by default): a copy, where `x[::-1]` is a view."""
+    turned = apply_one("flip", x, axes=normalize_axes(axis, x.ndim))
+    return turned.cast(x.dtype)
 
 
 @takes_out
@@ -398,6 +399,8 @@ def repeat_interleave(
 def _in_a_row(x: Tensor, repeats: int, axis: int) -> Tensor:
     """Each element of an axis `repeats` times in a row."""
     lead, rest = x.shape[: axis + 1], x.shape[axis + 1 :]
+    if 1 in (repeats, lead[-1]):  # else a reshape of what is expanded would be a view of x
+        return apply_one("tile", x, repeats=(*(1,) * axis, repeats, *(1,) * len(rest)))
     wide = expand(x.reshape((*lead, 1, *rest)), (*lead, repeats, *rest))
     return wide.reshape((*lead[:-1], lead[-1] * repeats, *rest))
 
@@ -423,10 +426,11 @@ def pad(
 
 @takes_out
 def diagonal(
-    x: Tensor, offset: int = 0, axis1: int = -2, axis2: int = -1, *, out: Tensor | None = None
+    x: Tensor, offset: int = 0, axis1: int = 0, axis2: int = 1, *, out: Tensor | None = None
 ) -> Tensor:
-    """Diagonal of each matrix [..., m, n]: [..., d]; a positive offset lies above the main one.
-    Matrices lie along the last axes, or those that are named.
+    """Diagonal of each matrix along two axes, which become the last one: [..., d]; a positive
+    offset lies above the main one. `pc.linalg.diagonal` takes the last two axes. Eager, it is a
+    view.
     """
     axes = one_axis(axis1, x.ndim), one_axis(axis2, x.ndim)
     if axes[0] == axes[1]:
@@ -445,14 +449,16 @@ def diag_embed(x: Tensor, offset: int = 0, *, out: Tensor | None = None) -> Tens
 
 @takes_out
 def diag(x: Tensor, offset: int = 0, *, out: Tensor | None = None) -> Tensor:
-    """A vector as a diagonal matrix, or the diagonal of a matrix."""
-    return diag_embed(x, offset) if x.ndim == 1 else diagonal(x, offset)
+    """A vector as a diagonal matrix, or a copy of the diagonal of a matrix."""
+    return diag_embed(x, offset) if x.ndim == 1 else diagonal(x, offset).cast(x.dtype)
 
 
 @takes_out
-def trace(x: Tensor, offset: int = 0, *, out: Tensor | None = None) -> Tensor:
-    """Sum of a diagonal of each matrix [..., m, n]: [...]."""
-    return diagonal(x, offset).sum(-1)
+def trace(
+    x: Tensor, offset: int = 0, axis1: int = 0, axis2: int = 1, *, out: Tensor | None = None
+) -> Tensor:
+    """Sum of a diagonal of each matrix along two axes. `pc.linalg.trace` takes the last two."""
+    return diagonal(x, offset, axis1, axis2).sum(-1)
 
 
 @takes_out

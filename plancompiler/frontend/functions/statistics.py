@@ -13,7 +13,7 @@ from typing import Any
 from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.frontend.functions.derived import Axes, Tensor
 from plancompiler.frontend.functions.elementwise import full_like
-from plancompiler.frontend.functions.reduction import sort
+from plancompiler.frontend.functions.reduction import Indexed, sort, std, var
 from plancompiler.frontend.functions.shape import flip, moveaxis, stack
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir import DType
@@ -53,7 +53,7 @@ def kthvalue(
     keepdims: bool = False,
     *,
     out: Sequence[Tensor | None] | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> Indexed[Tensor]:
     """The k-th smallest element along an axis, counted from 1, and its int64 index."""
     at = one_axis(axis, x.ndim)
     extent = x.shape[at]
@@ -62,7 +62,7 @@ def kthvalue(
             "an axis has no such element", got=f"k {k}", expected=f"1 to {extent}"
         )
     values, places = sort(x, at)
-    return _element(values, k - 1, at, keepdims), _element(places, k - 1, at, keepdims)
+    return Indexed(*(_element(each, k - 1, at, keepdims) for each in (values, places)))
 
 
 def _element(x: Tensor, place: int, axis: int, keepdims: bool) -> Tensor:
@@ -78,7 +78,7 @@ def mode(
     keepdims: bool = False,
     *,
     out: Sequence[Tensor | None] | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> Indexed[Tensor]:
     """The most frequent element along an axis, the least of equally frequent ones, and the last of
     its int64 indices.
     """
@@ -103,9 +103,9 @@ def mode(
         apply_one("take_along_axis", each, longest, axis=at) for each in (values, places)
     )
     if keepdims:
-        return value, place
+        return Indexed(value, place)
     shape = (*x.shape[:at], *x.shape[at + 1 :])
-    return value.reshape(shape), place.reshape(shape)
+    return Indexed(value.reshape(shape), place.reshape(shape))
 
 
 _ROUNDINGS = ("linear", "lower", "higher", "nearest", "midpoint")
@@ -336,7 +336,7 @@ def var_mean(
     out: Sequence[Tensor | None] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`var` and `mean` over axes."""
-    return _spread("var", x, axis, keepdims, correction), x.mean(axis, keepdims)
+    return var(x, axis, keepdims, correction), x.mean(axis, keepdims)
 
 
 @takes_out
@@ -349,12 +349,7 @@ def std_mean(
     out: Sequence[Tensor | None] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`std` and `mean` over axes."""
-    return _spread("std", x, axis, keepdims, correction), x.mean(axis, keepdims)
-
-
-def _spread(kind: str, x: Tensor, axis: Axes, keepdims: bool, correction: float) -> Tensor:
-    axes = normalize_axes(axis, x.ndim)
-    return apply_one(kind, x, axes=axes, keepdims=keepdims, correction=float(correction))
+    return std(x, axis, keepdims, correction), x.mean(axis, keepdims)
 
 
 # --- covariances ----------------------------------------------------------------------------------

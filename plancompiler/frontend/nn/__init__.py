@@ -168,6 +168,13 @@ from plancompiler.frontend.nn.normalization import (
     RMSNorm,
     SyncBatchNorm,
 )
+from plancompiler.frontend.nn.packed_sequence import (
+    PackedSequence,
+    pack_padded_sequence,
+    pack_sequence,
+    pad_packed_sequence,
+    pad_sequence,
+)
 from plancompiler.frontend.nn.recurrent import (
     GRU,
     LSTM,
@@ -289,6 +296,7 @@ __all__ = [
     "MultiheadAttention",
     "NLLLoss",
     "PReLU",
+    "PackedSequence",
     "PairwiseDistance",
     "Parameter",
     "ParameterDict",
@@ -341,6 +349,10 @@ __all__ = [
     "ZeroPad2d",
     "ZeroPad3d",
     "functional",
+    "pack_padded_sequence",
+    "pack_sequence",
+    "pad_packed_sequence",
+    "pad_sequence",
 ]
 
 

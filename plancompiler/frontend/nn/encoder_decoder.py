@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any
+from typing import Any, ClassVar
 
 from plancompiler.errors import AttributeValueError, ShapeError, UsageError
 from plancompiler.frontend.functions.attention import scaled_dot_product_attention
@@ -22,6 +22,7 @@ from plancompiler.frontend.nn.functional.attention import additive
 from plancompiler.frontend.nn.layers import Dropout, LayerNorm, Linear, ModuleList
 from plancompiler.frontend.nn.module import Module, Parameter
 from plancompiler.ir import DType
+from plancompiler.ir.operators import filled
 from plancompiler.ops.registry import apply_source
 
 
@@ -170,7 +171,7 @@ class MultiheadAttention(Module):
         if self.bias_k is not None and self.bias_v is not None:
             ends.append((self.bias_k.value, self.bias_v.value))
         if self.add_zero_attn:
-            zeros = key._full((1, 1, dim), key.dtype, 0.0)  # noqa: SLF001  # what every tensor has
+            zeros = filled(key, 0.0, (1, 1, dim))
             ends.append((zeros, zeros))
         for one, other in ends:
             key = concat([key, expand(one, (batch, 1, dim))], 1)
@@ -228,12 +229,15 @@ def _activation(given: Activation) -> Callable[[Any], Any]:
     return known[given]
 
 
-class TransformerEncoderLayer(Module):
-    """Attention of src [t, n, d_model] to itself, then two linear layers, each around a residual
-    path with a norm behind it, or with `norm_first` before it.
+class _TransformerLayer(Module):
+    """Attention and two linear layers, each around a residual path with a norm behind it, or with
+    `norm_first` before it. A subclass names its attentions and says what flows through them.
     """
 
     recomputable = True
+    attentions: ClassVar[tuple[str, ...]]
+    self_attn: MultiheadAttention
+    multihead_attn: MultiheadAttention
 
     def __init__(
         self,
@@ -248,17 +252,41 @@ class TransformerEncoderLayer(Module):
         bias: bool = True,
         dtype: DType | str = "float32",
     ) -> None:
-        self.self_attn = MultiheadAttention(
-            d_model, nhead, dropout, bias, batch_first=batch_first, dtype=dtype
-        )
+        for name in self.attentions:
+            attention = MultiheadAttention(
+                d_model, nhead, dropout, bias, batch_first=batch_first, dtype=dtype
+            )
+            setattr(self, name, attention)
         self.linear1 = Linear(d_model, dim_feedforward, bias, dtype)
         self.dropout = Dropout(dropout)
         self.linear2 = Linear(dim_feedforward, d_model, bias, dtype)
         self.norm_first = norm_first
-        self.norm1 = LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype)
-        self.norm2 = LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype)
-        self.dropout1, self.dropout2 = Dropout(dropout), Dropout(dropout)
+        self.paths = range(1, len(self.attentions) + 2)  # PyTorch counts norms and dropouts from 1
+        for number in self.paths:
+            norm = LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype)
+            setattr(self, f"norm{number}", norm)
+        for number in self.paths:
+            setattr(self, f"dropout{number}", Dropout(dropout))
         self.activation = _activation(activation)
+
+    def _through(self, x: Any, *attended: Callable[[Any], Any]) -> Any:
+        """What the layer makes of x: through each attention, then through the linear layers."""
+
+        def fed(x: Any) -> Any:
+            return self.linear2(self.dropout(self.activation(self.linear1(x))))
+
+        for number, branch in zip(self.paths, (*attended, fed), strict=True):
+            norm, dropout = getattr(self, f"norm{number}"), getattr(self, f"dropout{number}")
+            x = x + dropout(branch(norm(x))) if self.norm_first else norm(x + dropout(branch(x)))
+        return x
+
+
+class TransformerEncoderLayer(_TransformerLayer):
+    """Attention of src [t, n, d_model] to itself, then two linear layers, each around a residual
+    path with a norm behind it, or with `norm_first` before it.
+    """
+
+    attentions = ("self_attn",)
 
     def forward(
         self,
@@ -268,57 +296,19 @@ class TransformerEncoderLayer(Module):
         is_causal: bool = False,
     ) -> Any:
         def attended(x: Any) -> Any:
-            mixed, _ = self.self_attn(
+            return self.self_attn(
                 x, x, x, src_key_padding_mask, False, src_mask, is_causal=is_causal
-            )
-            return self.dropout1(mixed)
+            )[0]
 
-        def fed(x: Any) -> Any:
-            return self.dropout2(self.linear2(self.dropout(self.activation(self.linear1(x)))))
-
-        if self.norm_first:
-            x = src + attended(self.norm1(src))
-            return x + fed(self.norm2(x))
-        x = self.norm1(src + attended(src))
-        return self.norm2(x + fed(x))
+        return self._through(src, attended)
 
 
-class TransformerDecoderLayer(Module):
+class TransformerDecoderLayer(_TransformerLayer):
     """As `TransformerEncoderLayer`, with attention to `memory`, the encoder's result, between the
     two.
     """
 
-    recomputable = True
-
-    def __init__(
-        self,
-        d_model: int,
-        nhead: int,
-        dim_feedforward: int = 2048,
-        dropout: float = 0.1,
-        activation: Activation = "relu",
-        layer_norm_eps: float = 1e-5,
-        batch_first: bool = False,
-        norm_first: bool = False,
-        bias: bool = True,
-        dtype: DType | str = "float32",
-    ) -> None:
-        def attention() -> MultiheadAttention:
-            return MultiheadAttention(
-                d_model, nhead, dropout, bias, batch_first=batch_first, dtype=dtype
-            )
-
-        self.self_attn, self.multihead_attn = attention(), attention()
-        self.linear1 = Linear(d_model, dim_feedforward, bias, dtype)
-        self.dropout = Dropout(dropout)
-        self.linear2 = Linear(dim_feedforward, d_model, bias, dtype)
-        self.norm_first = norm_first
-        self.norm1 = LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype)
-        self.norm2 = LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype)
-        self.norm3 = LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype)
-        self.dropout1, self.dropout2 = Dropout(dropout), Dropout(dropout)
-        self.dropout3 = Dropout(dropout)
-        self.activation = _activation(activation)
+    attentions = ("self_attn", "multihead_attn")
 
     def forward(
         self,
@@ -332,33 +322,17 @@ class TransformerDecoderLayer(Module):
         memory_is_causal: bool = False,
     ) -> Any:
         def attended(x: Any) -> Any:
-            mixed, _ = self.self_attn(
+            return self.self_attn(
                 x, x, x, tgt_key_padding_mask, False, tgt_mask, is_causal=tgt_is_causal
-            )
-            return self.dropout1(mixed)
+            )[0]
 
         def looked(x: Any) -> Any:
-            mixed, _ = self.multihead_attn(
-                x,
-                memory,
-                memory,
-                memory_key_padding_mask,
-                False,
-                memory_mask,
-                is_causal=memory_is_causal,
-            )
-            return self.dropout2(mixed)
+            padding, mask = memory_key_padding_mask, memory_mask
+            return self.multihead_attn(
+                x, memory, memory, padding, False, mask, is_causal=memory_is_causal
+            )[0]
 
-        def fed(x: Any) -> Any:
-            return self.dropout3(self.linear2(self.dropout(self.activation(self.linear1(x)))))
-
-        if self.norm_first:
-            x = tgt + attended(self.norm1(tgt))
-            x = x + looked(self.norm2(x))
-            return x + fed(self.norm3(x))
-        x = self.norm1(tgt + attended(tgt))
-        x = self.norm2(x + looked(x))
-        return self.norm3(x + fed(x))
+        return self._through(tgt, attended, looked)
 
 
 def _copies(layer: Module, count: int) -> ModuleList:

@@ -9,12 +9,12 @@ an eager tensor with the same initial value in the same way.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from operator import index
-from typing import Any, Protocol, Self, SupportsIndex, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, SupportsIndex, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -28,6 +28,7 @@ from plancompiler.frontend.trace import (
     source_tensor,
 )
 from plancompiler.hooks.eager_world import eager_world
+from plancompiler.hooks.other_names import no_such_name
 from plancompiler.ir import AttrValue, DType, NdSbp, Placement, Value
 from plancompiler.ir.operators import SbpLike, TensorOperators
 from plancompiler.ir.source import user_line
@@ -210,13 +211,32 @@ class Parameter:
         """The root of the tree that owns the parameter."""
         return None if self._owner is None else self._owner.root
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_such_name("parameter", name)
+
+    def _no_operand(self, *others: object, **options: object) -> Any:
+        raise UsageError(
+            "a parameter describes a tensor, and is none itself",
+            source=user_line(),
+            got=repr(self),
+            hint="compute with its tensor: p.value",
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _no_operand
+    __truediv__ = __rtruediv__ = __pow__ = __matmul__ = __rmatmul__ = _no_operand
+    __neg__ = __getitem__ = __setitem__ = __float__ = __array__ = _no_operand
+
     def __repr__(self) -> str:
         kind = type(self).__name__
         return f"{kind}({self.shape}, {str(self.dtype)!r}, {self.init!r}, {self.init_args})"
 
 
 class Buffer(Parameter):
-    """A tensor that its module changes itself, such as a running mean, and no optimizer."""
+    """A tensor that its module changes itself, such as a running mean, and no optimizer. Files of
+    weights need not have one that is not `saved`, such as a cache.
+    """
 
     def __init__(
         self,
@@ -225,8 +245,10 @@ class Buffer(Parameter):
         init: Initial = "zeros",
         init_args: Sequence[float] = (),
         name: str = "buffer",
+        saved: bool = True,
     ) -> None:
         super().__init__(shape, dtype, init, init_args, trainable=False, name=name)
+        self.saved = saved
 
 
 Place = tuple[Placement, NdSbp]
@@ -270,7 +292,11 @@ class Module:
         """`forward`, with parameters that are not placed living where the first input lives."""
         given = args[0] if args else None
         if not isinstance(given, TensorOperators):
-            every = (*args, *kwargs.values())
+            every = (
+                inner
+                for each in (*args, *kwargs.values())
+                for inner in (each if isinstance(each, tuple) else (each,))
+            )
             given = next((each for each in every if isinstance(each, TensorOperators)), None)
             if given is None:
                 return self.forward(*args, **kwargs)
@@ -291,6 +317,11 @@ class Module:
             if self.checkpointed or self.recomputable:
                 around.enter_context(recorder.region(self.path, self.checkpointed))
             return self.forward(*args, **kwargs)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_such_name(f"a {type(self).__name__}", name)
 
     def __setattr__(self, name: str, value: object) -> None:
         if name != "parent":
@@ -338,6 +369,36 @@ class Module:
             if not remove_duplicate or parameter not in seen:
                 seen.add(parameter)
                 yield name, parameter
+
+    def children(self) -> list[Module]:
+        """Direct child modules in attribute order."""
+        return [child for _, child in self.named_children()]
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """This module and all below with their dotted names, each once; its own is `prefix`."""
+        seen: set[Module] = set()
+        below: list[tuple[str, Module]] = [(prefix, self)]
+        while below:
+            name, module = below.pop()
+            if module in seen:
+                continue
+            seen.add(module)
+            yield name, module
+            inner = [
+                (f"{name}.{own}" if name else own, each) for own, each in module.named_children()
+            ]
+            below += reversed(inner)
+
+    def modules(self) -> list[Module]:
+        """This module and all below, each once."""
+        return [module for _, module in self.named_modules()]
+
+    def apply(self, function: Callable[[Module], object]) -> Self:
+        """Call `function` with all modules below, inner ones first, and with this one."""
+        for child in self.children():
+            child.apply(function)
+        function(self)
+        return self
 
     def parameters(self) -> list[Parameter]:
         """All parameters, in the order of their names' definition."""

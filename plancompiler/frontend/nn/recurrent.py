@@ -12,12 +12,14 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from plancompiler.errors import AttributeValueError, ShapeError, UsageError
+from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.frontend.nn.functional import recurrence
 from plancompiler.frontend.nn.module import Module, Parameter
+from plancompiler.frontend.nn.packed_sequence import PackedSequence
 from plancompiler.ir import AttrValue, DType
+from plancompiler.ir.operators import filled
 
-_NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+_NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
 
 
 class _Weights(Module):
@@ -26,15 +28,25 @@ class _Weights(Module):
     _kind: ClassVar[str]
     _gates: ClassVar[int]
 
-    def _add(self, suffix: str, inputs: int, hidden: int, bias: bool, dtype: DType | str) -> None:
+    def _add(
+        self,
+        suffix: str,
+        inputs: int,
+        hidden: int,
+        bias: bool,
+        dtype: DType | str,
+        projected: int = 0,
+    ) -> None:
         bound = 1.0 / math.sqrt(max(1, hidden))
         rows = self._gates * hidden
         shapes: dict[str, tuple[int, ...]] = {
             "weight_ih": (rows, inputs),
-            "weight_hh": (rows, hidden),
+            "weight_hh": (rows, projected or hidden),
         }
         if bias:
             shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
+        if projected:
+            shapes["weight_hr"] = (projected, hidden)
         for name, shape in shapes.items():
             setattr(self, name + suffix, Parameter(shape, dtype, "uniform", (-bound, bound)))
 
@@ -50,7 +62,7 @@ def _check(name: str, **sizes: int) -> None:
 
 
 def _zeros(x: Any, shape: tuple[int, ...]) -> Any:
-    return x._full(shape, x.dtype, 0.0)  # noqa: SLF001  # what every tensor has
+    return filled(x, 0.0, shape)
 
 
 class _Recurrent(_Weights):
@@ -64,6 +76,7 @@ class _Recurrent(_Weights):
         dropout: float = 0.0,
         bidirectional: bool = False,
         dtype: DType | str = "float32",
+        proj_size: int = 0,
     ) -> None:
         _check(
             type(self).__name__,
@@ -75,11 +88,13 @@ class _Recurrent(_Weights):
             raise AttributeValueError("a dropout probability is a share", got=dropout)
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.batch_first, self.dropout, self.bidirectional = batch_first, dropout, bidirectional
+        self.proj_size = proj_size
         self._attrs: dict[str, AttrValue] = {}
         for layer in range(num_layers):
-            inputs = input_size if layer == 0 else hidden_size * self.directions
+            given = (proj_size or hidden_size) * self.directions
+            inputs = input_size if layer == 0 else given
             for suffix in self._suffixes(layer):
-                self._add(suffix, inputs, hidden_size, bias, dtype)
+                self._add(suffix, inputs, hidden_size, bias, dtype, proj_size)
 
     @property
     def directions(self) -> int:
@@ -90,6 +105,9 @@ class _Recurrent(_Weights):
         return [f"_l{layer}", f"_l{layer}_reverse"][: self.directions]
 
     def _forward(self, x: Any, states: list[Any]) -> tuple[Any, list[Any]]:
+        if isinstance(x, PackedSequence):
+            made, last = self._layers(x.padded, states, x.lengths)
+            return PackedSequence(made, x.lengths), last
         single = x.ndim == 2
         if x.ndim not in (2, 3) or x.shape[-1] != self.input_size:
             raise ShapeError(
@@ -104,15 +122,7 @@ class _Recurrent(_Weights):
             states = [each.reshape((each.shape[0], 1, *each.shape[1:])) for each in states]
         elif self.batch_first:
             x = x.transpose((1, 0, 2))
-        weights = [
-            self._values(suffix)
-            for layer in range(self.num_layers)
-            for suffix in self._suffixes(layer)
-        ]
-        rate = self.dropout if self.training else 0.0
-        made, last = recurrence.layers(
-            self._kind, x, states, weights, self.directions, rate, **self._attrs
-        )
+        made, last = self._layers(x, states)
         if single:
             made = made.reshape((made.shape[0], made.shape[2]))
             last = [each.reshape((each.shape[0], each.shape[2])) for each in last]
@@ -120,13 +130,34 @@ class _Recurrent(_Weights):
             made = made.transpose((1, 0, 2))
         return made, last
 
+    def _layers(self, x: Any, states: list[Any], lengths: Any = None) -> tuple[Any, list[Any]]:
+        if x.ndim != 3 or x.shape[2] != self.input_size:
+            raise ShapeError(
+                f"{type(self).__name__} takes sequences of vectors",
+                got=x.shape,
+                expected=f"[t, n, {self.input_size}]",
+            )
+        weights = [
+            self._values(suffix)
+            for layer in range(self.num_layers)
+            for suffix in self._suffixes(layer)
+        ]
+        rate = self.dropout if self.training else 0.0
+        return recurrence.layers(
+            self._kind, x, states, weights, self.directions, rate, lengths, **self._attrs
+        )
+
 
 class LSTM(_Recurrent):
     """Long short-term memory of x [t, n, in] (or [t, in]; with `batch_first` [n, t, in]).
 
     Gives the states of all steps of the last layer [t, n, hidden directions], and the last state
     and cell of each layer and direction, [layers directions, n, hidden] each; `hx` is such a pair
-    to start from, by default zeros. See `pc.nn.recurrent` for the weights.
+    to start from, by default zeros. See `pc.nn.recurrent` for the weights. A `pc.nn.PackedSequence`
+    has sequences of several lengths: then the states are those at their ends.
+
+    With `proj_size` the state is what `weight_hr_l0` [proj_size, hidden] makes of the output of
+    each step, and so are the outputs of the layer.
     """
 
     _kind, _gates = "lstm", 4
@@ -143,15 +174,22 @@ class LSTM(_Recurrent):
         proj_size: int = 0,
         dtype: DType | str = "float32",
     ) -> None:
-        if proj_size:
-            raise UsageError(
-                "LSTM does not project its state",
+        if not 0 <= proj_size < max(1, hidden_size):
+            raise AttributeValueError(
+                "LSTM projects its state to fewer units",
                 got=f"proj_size={proj_size}",
-                expected="0",
-                hint="put an nn.Linear behind it",
+                expected=f"0 to {hidden_size - 1}",
             )
         super().__init__(
-            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, dtype
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            dtype,
+            proj_size,
         )
 
     def forward(self, input: Any, hx: tuple[Any, Any] | None = None) -> Any:  # noqa: A002  # PyTorch's name

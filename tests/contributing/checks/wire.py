@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 from plancompiler.eager.transports import open_world
@@ -16,7 +17,7 @@ def test_the_suite_of_communicators(monkeypatch) -> None:
     proved: list[int] = []
 
     def rank(number: int) -> None:
-        launched = Launched(None, number, suite.RANKS, "a run of this test")
+        launched = Launched(None, number, suite.RANKS, f"a run of {os.getpid()}")
         comm = CommContextManager(open_world("unix", launched, 60.0, 60.0, {}))
         proved.append(suite.run(comm))
         comm.context(range(suite.RANKS)).barrier()

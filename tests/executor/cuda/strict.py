@@ -57,7 +57,12 @@ ASKED: set[tuple[str, str, tuple[str, ...], str]] = set()
 """Ufuncs that were called: name, method, dtypes of arrays among the inputs, dtype of `out`."""
 _CREATION = {"arange", "empty", "full", "ones", "zeros"}
 _REDUCING = {"add", "multiply"}
-_SCATTERING = {"add", "maximum", "minimum", "bitwise_and", "bitwise_or", "bitwise_xor"}
+_SCATTERING = {
+    "add": {"int32", "uint32", "uint64", "float16", "float32", "float64"},
+    "maximum": {"int32", "uint32", "uint64", "float32", "float64"},
+    "minimum": {"int32", "uint32", "uint64", "float32", "float64"},
+}
+"""Ufuncs with `at`, and the dtypes that CUDA's atomic operations give them."""
 
 
 class StrictArray(np.lib.mixins.NDArrayOperatorsMixin):
@@ -119,6 +124,8 @@ class StrictArray(np.lib.mixins.NDArrayOperatorsMixin):
                 raise NotImplementedError(f"`{name}.{method}` is not supported yet")
         elif method == "at" and name in _SCATTERING:
             allowed = set()
+            if str(inputs[0].dtype) not in _SCATTERING[name]:
+                raise TypeError(f"scatter of {name} does not support {inputs[0].dtype}")
         else:
             raise NotImplementedError(f"`{name}.{method}` is not supported yet")
         if not kwargs.keys() <= allowed:

@@ -14,7 +14,7 @@ from plancompiler.frontend.functions.random import rand_like
 from plancompiler.frontend.functions.training import dropout as drop
 from plancompiler.frontend.nn.functional.public import public
 from plancompiler.ir import DType
-from plancompiler.ir.operators import normalize_axes
+from plancompiler.ir.operators import filled, normalize_axes
 from plancompiler.ops.registry import apply_one
 
 relu = ours.relu
@@ -219,7 +219,7 @@ def _of_channels(axes: int) -> Callable[..., Any]:
                 expected=f"{axes + 1} or {axes + 2}",
             )
         lead = input.shape[: input.ndim - axes]
-        ones = input._full((*lead, *(1,) * axes), input.dtype, 1.0)  # noqa: SLF001  # what every tensor has
+        ones = filled(input, 1.0, (*lead, *(1,) * axes))
         return input * _dropped(ones, p)
 
     function.__name__ = function.__qualname__ = f"dropout{axes}d"
@@ -256,7 +256,7 @@ def feature_alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False)
 def _saturated(x: Tensor, p: float, shape: tuple[int, ...]) -> Tensor:
     if p == 1.0:
         return x * 0.0
-    kept = _dropped(x._full(shape, x.dtype, 1.0), p) > 0.0  # noqa: SLF001  # what every tensor has
+    kept = _dropped(filled(x, 1.0, shape), p) > 0.0
     scale = ((1 - p) * (1 + p * _SATURATED**2)) ** -0.5
     dropped: Tensor = where(kept, x, _SATURATED) * scale + (-scale * _SATURATED * p)
     return dropped

@@ -10,12 +10,13 @@ from plancompiler.frontend.functions.derived import Tensor
 from plancompiler.frontend.functions.elementwise import where
 from plancompiler.frontend.nn.functional.public import public
 from plancompiler.ir import DType
+from plancompiler.ir.operators import filled
 
 
 def additive(mask: Tensor, dtype: DType) -> Tensor:
     """A mask as what is added to scores: of truth values, -inf where there is False."""
     if mask.dtype is DType.BOOL:
-        zeros: Tensor = mask._full((), dtype, 0.0)  # noqa: SLF001  # what every tensor has
+        zeros: Tensor = filled(mask, 0.0, (), dtype)
         return where(mask, zeros, -math.inf)
     return mask if mask.dtype is dtype else mask.cast(dtype)
 

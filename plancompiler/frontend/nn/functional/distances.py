@@ -10,7 +10,6 @@ from plancompiler.frontend.functions.elementwise import maximum, minimum
 from plancompiler.frontend.functions.reduction import norm
 from plancompiler.frontend.nn.functional.public import public
 from plancompiler.frontend.nn.functional.reduction import reduced
-from plancompiler.ops.registry import apply_one
 
 
 @public
@@ -28,7 +27,7 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
     """
 
     def unit(x: Tensor) -> Tensor:
-        length: Tensor = maximum(apply_one("square", x).sum(dim, True).sqrt(), eps)
+        length: Tensor = maximum(norm(x, 2.0, dim, True), eps)
         return x / length
 
     # Both first: an axis of extent 1 is as long as what it is broadcast to.

@@ -16,7 +16,7 @@ from plancompiler.frontend.functions.linear import matmul
 from plancompiler.frontend.functions.shape import concat, expand
 from plancompiler.frontend.nn.functional.public import public
 from plancompiler.ir import AttrValue
-from plancompiler.ir.operators import whole_numbers
+from plancompiler.ir.operators import filled, whole_numbers
 from plancompiler.ops.registry import apply_one, apply_source
 
 _MODES = {
@@ -151,7 +151,7 @@ def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool = False)
         across[place] = space[place]
         line = _line(theta, space[place], align_corners).reshape(across)
         columns.append(expand(line, space).reshape((math.prod(space), 1)))
-    columns.append(theta._full((math.prod(space), 1), theta.dtype, 1.0))  # noqa: SLF001  # what every tensor has
+    columns.append(filled(theta, 1.0, (math.prod(space), 1)))
     base = concat(columns, 1)
     placed = matmul(base, theta, transpose_b=True)
     return placed.reshape((theta.shape[0], *space, axes))

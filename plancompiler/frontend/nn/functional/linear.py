@@ -16,6 +16,7 @@ from plancompiler.frontend.functions.linear import einsum
 from plancompiler.frontend.functions.linear import linear as linear_of
 from plancompiler.frontend.functions.reduction import any as any_of
 from plancompiler.frontend.nn.functional.public import public
+from plancompiler.ir.operators import filled
 from plancompiler.ops.registry import apply_one
 
 
@@ -184,7 +185,7 @@ def embedding_bag(
     else:
         bags = offsets.shape[0] - include_last_offset
         starts = offsets[:bags] if include_last_offset else offsets
-        ones = input._full(input.shape, starts.dtype, 1)  # noqa: SLF001  # what every tensor has
+        ones = filled(input, 1, dtype=starts.dtype)
         places = apply_one("cumsum", ones, axis=0) - 1
         owner = (
             apply_one("searchsorted", starts.cast("int64"), places.cast("int64"), side="right") - 1

@@ -17,6 +17,7 @@ from plancompiler.frontend.functions.indexing import take_along_axis
 from plancompiler.frontend.functions.shape import expand
 from plancompiler.frontend.nn.functional.public import public
 from plancompiler.frontend.nn.functional.reduction import check_reduction, reduced
+from plancompiler.ir.operators import filled
 from plancompiler.ops.check import broadcast_shapes
 from plancompiler.ops.gradient import widened
 from plancompiler.ops.registry import apply, apply_one
@@ -158,7 +159,7 @@ def _padded_rows(rows: Tensor, sizes: Tensor) -> Tensor:
     most = rows.shape[0]
     sizes = sizes.cast("int64")
     starts = apply_one("cumsum", sizes, axis=0) - sizes
-    ones = rows._full((most,), sizes.dtype, 1)  # noqa: SLF001  # what every tensor has
+    ones = filled(rows, 1, (most,), sizes.dtype)
     places = starts.reshape((-1, 1)) + (apply_one("cumsum", ones, axis=0) - 1)
     flat = apply_one("minimum_scalar", places, scalar=max(0, most - 1)).reshape((-1,))
     taken = apply_one("index_select", rows, flat, axis=0)
@@ -290,7 +291,7 @@ def gaussian_nll_loss(
     which is not taken below `eps`; the constant only with `full`.
     """
     if isinstance(var, (int, float)):
-        var = input._full((), input.dtype, float(var))  # noqa: SLF001  # what every tensor has
+        var = filled(input, float(var), ())
     if var.ndim and var.ndim == input.ndim - 1 and var.shape == input.shape[:-1]:
         var = var.reshape((*var.shape, 1))
     # The bound holds for the number; the gradient goes on to what was given.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.frontend.functions.derived import Tensor
+from plancompiler.frontend.functions.elementwise import clone
 from plancompiler.frontend.functions.shape import concat, expand, flip
 from plancompiler.frontend.functions.shape import pad as pad_all
 from plancompiler.frontend.nn.functional.public import public
@@ -57,7 +58,9 @@ def pad(
             x = _part(x, axis, low, high)
         if grows and mode == "circular":  # what was cut off does not come back around the end
             x = _grown(x, axis, max(0, before), max(0, after), mode)
-    if mode != "constant" or not any(max(each) > 0 for each in amounts.values()):
+    if not any(max(each) > 0 for each in amounts.values()):
+        return clone(x)
+    if mode != "constant":
         return x
     pairs = [amounts.get(axis, (0, 0)) for axis in range(x.ndim)]
     number = 0 if value is None else value if x.dtype.is_floating else int(value)

@@ -8,6 +8,7 @@ from itertools import product
 from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.frontend.functions.convolution import Sizes, per_axis
 from plancompiler.frontend.functions.derived import Tensor
+from plancompiler.frontend.functions.elementwise import clone
 from plancompiler.frontend.functions.shape import pad, stack
 from plancompiler.frontend.nn.functional.public import public
 from plancompiler.ops.registry import apply_one
@@ -135,6 +136,8 @@ def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
             "pixel_shuffle needs the square of its factor in the channels",
             got=f"{channels} channels, factor {r}",
         )
+    if r == 1:  # else what follows would be a view
+        return clone(input)
     c, k = channels // (r * r), len(lead)
     apart = input.reshape((*lead, c, r, r, height, width))
     order = (*range(k), k, k + 3, k + 1, k + 4, k + 2)
@@ -151,6 +154,8 @@ def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
             "pixel_unshuffle needs its factor in height and width",
             got=f"{height} x {width}, factor {r}",
         )
+    if r == 1:
+        return clone(input)
     k = len(lead)
     apart = input.reshape((*lead, c, height // r, r, width // r, r))
     order = (*range(k), k, k + 2, k + 4, k + 1, k + 3)

@@ -12,6 +12,7 @@ from plancompiler.frontend.functions.derived import Tensor
 from plancompiler.frontend.functions.shape import expand, moveaxis
 from plancompiler.frontend.functions.shape import pad as pad_all
 from plancompiler.frontend.nn.functional.public import public
+from plancompiler.ir.operators import filled
 from plancompiler.ops.registry import apply_one, apply_source
 
 
@@ -299,9 +300,12 @@ def _max_unpool(ndim: int) -> Callable[..., Any]:
         if output_size is not None:
             size = tuple(output_size)[-ndim:]
         flat = (*lead, math.prod(space))
-        zeros = input._full((*lead, math.prod(size)), input.dtype, 0.0)  # noqa: SLF001  # what every tensor has
+        zeros = filled(input, 0.0, (*lead, math.prod(size)))
         places, axis = indices.reshape(flat), len(lead)
-        put = apply_one("put_along_axis", zeros, places, input.reshape(flat), axis=axis, mode="set")
+        # Windows that overlap have one greatest element: at equal places are equal elements.
+        put = apply_one(
+            "put_along_axis", zeros, places, input.reshape(flat), axis=axis, mode="same"
+        )
         return put.reshape((*lead, *size))
 
     return _named(

@@ -1,0 +1,391 @@
+"""Steps of searched layouts beside those of the layouts that people write, on two ranks here.
+
+    python -m benchmarks.search_measured [--machine here.toml] [--only NAME …] [--rounds 9]
+                                         [--backend threads|processes] [--force]
+
+Without a machine file it calibrates first. The layouts of a job are all started; then they take
+turns, some steps at a time, so that what disturbs the machine disturbs all of them. The median over
+turns of the median step counts. Prints a JSON line per job: these medians, what the search's
+objective says, and the chosen layout's median over that of the fastest written by hand. The last
+line has the median and the worst of these ratios. Goal: 1.03 and 1.10. Losses of a job must be the
+same in all layouts. `cpu_ms` is what ranks that are threads spend on the CPU per step, all together
+and without waiting: a machine that is busy changes it little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import plancompiler as pc
+from plancompiler.costs import chosen_machine
+from plancompiler.forecasting.calibrate import calibrate
+from plancompiler.passes import run_passes
+from plancompiler.search.layout_search import search_layouts
+
+RANKS = 2
+TURN_SECONDS = 0.15
+"""Of steps of one layout before the next has its turn."""
+WARM_STEPS = 3
+LOSSES = 1e-3
+"""Relative difference of losses that are the same: sums are added up in other orders."""
+
+Layouts = Mapping[str, Mapping[str, str]]
+"""Per way of writing, the layouts of parameters, and of `inputs`."""
+Write = Callable[[pc.Placement, Mapping[str, str] | None], Any]
+"""Write the model on a mesh, in these layouts (None: leave them open), and return its loss."""
+
+
+def perceptron(width: int, batch: int, inputs: int = 64, classes: int = 16) -> Write:
+    """Two hidden layers."""
+
+    def write(mesh: pc.Placement, layouts: Mapping[str, str] | None) -> Any:
+        x, y = fed(mesh, layouts, {"x": (batch, inputs), "y": (batch,)})
+        net = pc.nn.Sequential(
+            pc.nn.Linear(inputs, width),
+            pc.nn.ReLU(),
+            pc.nn.Linear(width, width),
+            pc.nn.ReLU(),
+            pc.nn.Linear(width, classes),
+        )
+        return pc.cross_entropy(placed(net, mesh, layouts)(x), y, ignore_index=None)
+
+    return write
+
+
+def transformer(
+    dim: int, layers: int, batch: int, length: int, vocabulary: int, heads: int = 4
+) -> Write:
+    """A causal language model."""
+
+    def write(mesh: pc.Placement, layouts: Mapping[str, str] | None) -> Any:
+        x, y = fed(mesh, layouts, {"tokens": (batch, length), "targets": (batch, length)})
+        net = pc.nn.Sequential(
+            pc.nn.Embedding(vocabulary, dim, std=0.02),
+            *(pc.nn.TransformerBlock(dim, heads, std=0.02) for _ in range(layers)),
+            pc.nn.LayerNorm(dim),
+            pc.nn.Linear(dim, vocabulary, bias=False, std=0.02),
+        )
+        return pc.cross_entropy(placed(net, mesh, layouts)(x), y, ignore_index=None)
+
+    return write
+
+
+def vision_transformer(dim: int, layers: int, batch: int, side: int, patch: int) -> Write:
+    """Patches of pictures through transformer blocks."""
+
+    def write(mesh: pc.Placement, layouts: Mapping[str, str] | None) -> Any:
+        x, y = fed(mesh, layouts, {"x": (batch, 3, side, side), "y": (batch,)})
+        cells = (side // patch) ** 2
+        net = pc.nn.ModuleDict(
+            {
+                "patches": pc.nn.Conv2d(3, dim, patch, stride=patch),
+                "blocks": pc.nn.Sequential(
+                    *(pc.nn.TransformerBlock(dim, 4, std=0.02) for _ in range(layers))
+                ),
+                "head": pc.nn.Linear(dim, 16),
+            }
+        )
+        placed(net, mesh, layouts)
+        seen = net["patches"](x).reshape(batch, dim, cells).transpose(1, 2)
+        return pc.cross_entropy(net["head"](pc.mean(net["blocks"](seen), 1)), y, ignore_index=None)
+
+    return write
+
+
+def convolutions(channels: int, blocks: int, batch: int, side: int) -> Write:
+    """Residual blocks of two convolutions."""
+
+    def write(mesh: pc.Placement, layouts: Mapping[str, str] | None) -> Any:
+        x, y = fed(mesh, layouts, {"x": (batch, 3, side, side), "y": (batch,)})
+        net = pc.nn.ModuleDict(
+            {
+                "stem": pc.nn.Conv2d(3, channels, 3, padding=1),
+                "blocks": pc.nn.ModuleList(
+                    pc.nn.Sequential(
+                        pc.nn.Conv2d(channels, channels, 3, padding=1),
+                        pc.nn.ReLU(),
+                        pc.nn.Conv2d(channels, channels, 3, padding=1),
+                    )
+                    for _ in range(blocks)
+                ),
+                "head": pc.nn.Linear(channels, 16),
+            }
+        )
+        placed(net, mesh, layouts)
+        seen = pc.relu(net["stem"](x))
+        for block in net["blocks"]:
+            seen = pc.relu(seen + block(seen))
+        return pc.cross_entropy(net["head"](pc.mean(seen, (2, 3))), y, ignore_index=None)
+
+    return write
+
+
+def recommender(rows: int, dim: int, batch: int) -> Write:
+    """A large table of users, read by a small network."""
+
+    def write(mesh: pc.Placement, layouts: Mapping[str, str] | None) -> Any:
+        x, y = fed(mesh, layouts, {"users": (batch,), "y": (batch,)})
+        net = pc.nn.Sequential(
+            pc.nn.Embedding(rows, dim, std=0.1),
+            pc.nn.Linear(dim, 4 * dim),
+            pc.nn.ReLU(),
+            pc.nn.Linear(4 * dim, 16),
+        )
+        return pc.cross_entropy(placed(net, mesh, layouts)(x), y, ignore_index=None)
+
+    return write
+
+
+def experts(dim: int, hidden: int, count: int, batch: int) -> Write:
+    """All experts compute all rows, weighed by a router (a dense mixture)."""
+
+    def write(mesh: pc.Placement, layouts: Mapping[str, str] | None) -> Any:
+        x, y = fed(mesh, layouts, {"x": (batch, dim), "y": (batch,)})
+        net = _Experts(dim, hidden, count)
+        return pc.cross_entropy(placed(net, mesh, layouts)(x), y, ignore_index=None)
+
+    return write
+
+
+class _Experts(pc.nn.Module):
+    def __init__(self, dim: int, hidden: int, count: int) -> None:
+        self.router = pc.nn.Linear(dim, count)
+        self.first = pc.nn.Parameter((count, dim, hidden), init="normal", init_args=(0, 0.05))
+        self.second = pc.nn.Parameter((count, hidden, 16), init="normal", init_args=(0, 0.05))
+
+    def forward(self, x: pc.Value) -> Any:
+        weight = pc.softmax(self.router(x), -1)
+        made = pc.relu(pc.einsum("bd,edh->ebh", x, self.first.value))
+        scores = pc.einsum("ebh,ehc->ebc", made, self.second.value)
+        return pc.einsum("ebc,be->bc", scores, weight)
+
+
+def fed(
+    mesh: pc.Placement, layouts: Mapping[str, str] | None, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[pc.Value, ...]:
+    """Inputs: `x` holds floats, all others whole numbers below 16."""
+    sbp = None if layouts is None else layouts.get("inputs", "B")
+    return tuple(
+        pc.input(name, shape, "float32" if name == "x" else "int64", mesh, sbp)
+        for name, shape in shapes.items()
+    )
+
+
+def placed(
+    net: pc.nn.Module, mesh: pc.Placement, layouts: Mapping[str, str] | None
+) -> pc.nn.Module:
+    """The module on the mesh; parameters whose names end as one of the layouts', in that."""
+    of_names = (
+        {}
+        if layouts is None
+        else {
+            name: sbp
+            for name, _ in net.named_parameters()
+            for ending, sbp in layouts.items()
+            if name.endswith(ending)
+        }
+    )
+    return net.place(mesh, of_names)
+
+
+DATA_PARALLEL = {"dp": {"inputs": "S(0)"}}
+MEGATRON = {
+    **dict.fromkeys(
+        (f"{name}.{kind}" for name in ("query", "key", "value") for kind in ("weight", "bias")),
+        "S(0)",
+    ),
+    "projection.weight": "S(1)",
+    "fc1.weight": "S(0)",
+    "fc1.bias": "S(0)",
+    "fc2.weight": "S(1)",
+}
+OF_PERCEPTRONS: Layouts = {
+    **DATA_PARALLEL,
+    "tp": {"0.weight": "S(0)", "0.bias": "S(0)", "2.weight": "S(1)"},
+    "tp of the last": {"2.weight": "S(0)", "2.bias": "S(0)", "4.weight": "S(1)"},
+}
+OF_TRANSFORMERS: Layouts = {**DATA_PARALLEL, "tp": MEGATRON}
+OF_CONVOLUTIONS: Layouts = {
+    **DATA_PARALLEL,
+    "tp": {f"{n}.0.weight": "S(0)" for n in range(4)}
+    | {f"{n}.0.bias": "S(0)" for n in range(4)}
+    | {f"{n}.2.weight": "S(1)" for n in range(4)},
+}
+OF_RECOMMENDERS: Layouts = {
+    **DATA_PARALLEL,
+    "rows": {"0.weight": "S(0)", "inputs": "B"},
+    "rows and dp": {"0.weight": "S(0)", "inputs": "S(0)"},
+    "columns": {"0.weight": "S(1)", "1.weight": "S(1)"},
+}
+OF_EXPERTS: Layouts = {
+    **DATA_PARALLEL,
+    "experts": {"first": "S(0)", "second": "S(0)"},
+    "tp": {"first": "S(2)", "second": "S(1)"},
+}
+
+
+def of_words(blocks: int) -> Layouts:
+    """Transformers whose output layer, after so many blocks, has a large vocabulary."""
+    words = {"0.weight": "S(0)", f"{blocks + 2}.weight": "S(0)"}
+    return {**OF_TRANSFORMERS, "tp of words": {**MEGATRON, **words}}
+
+
+JOBS: dict[str, tuple[Write, Layouts]] = {
+    "mlp 256 x 64": (perceptron(256, 64), OF_PERCEPTRONS),
+    "mlp 1024 x 32": (perceptron(1024, 32), OF_PERCEPTRONS),
+    "mlp 1024 x 1024": (perceptron(1024, 1024), OF_PERCEPTRONS),
+    "mlp 2048 x 256": (perceptron(2048, 256), OF_PERCEPTRONS),
+    "mlp 512 x 4096": (perceptron(512, 4096), OF_PERCEPTRONS),
+    "mlp wide inputs": (perceptron(128, 32, inputs=16384), OF_PERCEPTRONS),
+    "gpt 256": (transformer(256, 2, 8, 128, 256), OF_TRANSFORMERS),
+    "gpt 128": (transformer(128, 4, 16, 64, 256), OF_TRANSFORMERS),
+    "gpt 512 x 2": (transformer(512, 2, 2, 64, 256), OF_TRANSFORMERS),
+    "gpt words": (transformer(128, 2, 4, 64, 8192), of_words(2)),
+    "vit": (vision_transformer(128, 2, 16, 32, 4), OF_TRANSFORMERS),
+    "resnet": (convolutions(16, 2, 16, 16), OF_CONVOLUTIONS),
+    "recommender": (recommender(60000, 32, 512), OF_RECOMMENDERS),
+    "experts": (experts(128, 256, 8, 128), OF_EXPERTS),
+}
+HOWS: Mapping[str, Mapping[str, Any]] = {
+    "": {},
+    "zero 1": {"zero": 1},
+    "zero 3": {"zero": 3},
+    "sequence": {"sequence_parallel": True},
+}
+"""Settings that are tried with layouts: ZeRO with dp, sequences with tp of transformers."""
+
+
+def traced(write: Write, layouts: Mapping[str, str] | None, axis: str, config: pc.Config) -> pc.Job:
+    """The training job."""
+    mesh = pc.Placement("cpu", list(range(RANKS)), (axis,))
+    with pc.job("measured", seed=1, config=config) as job:
+        loss = write(mesh, layouts)
+        pc.optim.AdamW(1e-3).minimize(loss)
+        pc.output("loss", loss)
+    return job
+
+
+def ways_of(name: str, machine: str) -> dict[str, pc.Job]:
+    """The job in all layouts tried; the searched one is `auto`."""
+    write, layouts = JOBS[name]
+    ways = {"auto": traced(write, None, "x", pc.Config(layout="auto", machine=machine))}
+    for kind, of_names in layouts.items():
+        axis = "tp" if kind.startswith("tp") else "dp"
+        for how, settings in HOWS.items():
+            if (how.startswith("zero") and kind != "dp") or (
+                how == "sequence" and not (axis == "tp" and layouts is OF_TRANSFORMERS)
+            ):
+                continue
+            config = pc.Config(machine=machine, **settings)
+            ways[f"{kind} {how}".strip()] = traced(write, of_names, axis, config)
+    return ways
+
+
+def measure(name: str, machine: str, backend: str, rounds: int) -> dict[str, Any]:
+    """All layouts of a job, in turns."""
+    ways = ways_of(name, machine)
+    searched = search_layouts(run_passes(ways["auto"])[0])
+    rng = np.random.default_rng(3)
+    feeds = {}
+    for op in ways["auto"].ops:
+        if op.kind == "input":
+            shape = op.outputs[0].shape
+            floats = op.attr("name") == "x"
+            feeds[str(op.attr("name"))] = (
+                rng.normal(size=shape).astype(np.float32) if floats else rng.integers(0, 16, shape)
+            )
+    with ExitStack() as stack:
+        sessions: dict[str, pc.Session] = {}
+        losses: dict[str, list[float]] = {}
+        steps: dict[str, int] = {}
+        for way, job in ways.items():
+            session = sessions[way] = stack.enter_context(pc.run(job, RANKS, backend))
+            losses[way] = [float(session.step(**feeds)["loss"]) for _ in range(WARM_STEPS)]
+            begin = time.perf_counter()
+            session.step(**feeds)
+            steps[way] = max(2, int(TURN_SECONDS / (time.perf_counter() - begin)))
+        seconds: dict[str, list[float]] = {way: [] for way in sessions}
+        cpu: dict[str, list[float]] = {way: [] for way in sessions}
+        gc.collect()
+        for turn in range(rounds):
+            order = list(sessions)
+            for way in order if turn % 2 else reversed(order):
+                sessions[way].step(**feeds)
+                spent, before = [], time.process_time()
+                for _ in range(steps[way]):
+                    begin = time.perf_counter()
+                    sessions[way].step(**feeds)
+                    spent.append(time.perf_counter() - begin)
+                cpu[way].append((time.process_time() - before) / steps[way])
+                seconds[way].append(statistics.median(spent))
+    medians = {way: statistics.median(each) for way, each in seconds.items()}
+    by_hand = {way: median for way, median in medians.items() if way != "auto"}
+    best = min(by_hand, key=by_hand.__getitem__)
+    alone = losses[best]
+    return {
+        "benchmark": "search_measured",
+        "job": name,
+        "backend": backend,
+        "ms": _milliseconds(medians),
+        "cpu_ms": _milliseconds({way: statistics.median(each) for way, each in cpu.items()})
+        if backend == "threads"
+        else None,
+        "best_by_hand": best,
+        "ratio": round(medians["auto"] / medians[best], 3),
+        "noise": round(statistics.median(abs(a / medians["auto"] - 1) for a in seconds["auto"]), 3),
+        "objective_ms": round(searched.objective_seconds * 1e3, 3),
+        "gap": round(searched.gap, 5),
+        "inputs": {
+            str(op.attr("name")): str(signature.outputs[0])
+            for op, signature in zip(searched.job.ops, searched.signatures, strict=True)
+            if op.kind in ("input", "variable") and not str(op.attr("name")).count("moment")
+        },
+        "equal_losses": all(np.allclose(each, alone, rtol=LOSSES) for each in losses.values()),
+        "load": round(os.getloadavg()[0], 1),
+    }
+
+
+def _milliseconds(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {way: round(each * 1e3, 3) for way, each in seconds.items()}
+
+
+def main() -> None:
+    """Measure, print, and summarise."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--machine", type=Path)
+    parser.add_argument("--only", nargs="*", default=list(JOBS))
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--backend", nargs="*", default=["threads", "processes"])
+    parser.add_argument("--force", action="store_true", help="calibrate on a busy machine, too")
+    options = parser.parse_args()
+    path = options.machine
+    if path is None:
+        path = Path("here.toml")
+        path.write_text(calibrate("here", pc.run, options.force))
+    machine = chosen_machine(path).text
+    ratios, equal = [], True
+    for backend in options.backend:
+        for name in options.only:
+            row = measure(name, machine, backend, options.rounds)
+            print(json.dumps(row), flush=True)
+            ratios.append(row["ratio"])
+            equal &= row["equal_losses"]
+    summary = {"median": statistics.median(ratios), "worst": max(ratios), "jobs": len(ratios)}
+    print(json.dumps({"benchmark": "search_measured", **summary, "equal_losses": equal}))
+    sys.exit(not equal)
+
+
+if __name__ == "__main__":
+    main()
