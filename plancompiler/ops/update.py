@@ -348,6 +348,19 @@ def _may_lie_over(update: UpdateProgram, result: int, place: int | None) -> bool
 # --- from a formula to its op ---------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Update:
+    """An update, for those that compute its program in a way of their own."""
+
+    operands: tuple[Operand, ...]
+    program: Callable[[AttrMap, DType], UpdateProgram]
+    """Its program with these attributes, for tensors of this dtype."""
+
+
+UPDATES: dict[str, Update] = {}
+"""By op kind."""
+
+
 def define_update(
     kind: str,
     line: str,
@@ -376,6 +389,8 @@ def define_update(
 
     def program(named: AttrMap, dtype: DType) -> UpdateProgram:
         return update_program(formula, tensors, scalars, freeze_attrs(named), dtype)
+
+    UPDATES[kind] = Update(operands.inputs, program)
 
     def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         run: Kernel | None = context.state.get("update")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from plancompiler.executor.cuda.kernels.fused import formula_kernel, fused_kernel
+from plancompiler.executor.cuda.kernels.native import native_kernel
 from plancompiler.executor.cuda.kernels.written import DEVICE_KERNELS
 from plancompiler.ir import DType
 from plancompiler.ops.fused import KIND as FUSED
@@ -31,6 +32,11 @@ _IN_BFLOAT16 = {"contract_leading", "matmul"}
 def kernel_on(arrays: Any, definition: OpDef, dtypes: Iterable[DType]) -> Kernel:
     """An op's kernel on arrays of the namespace `arrays`, for these dtypes."""
     known = tuple(dtypes)
+    return native_kernel(arrays, definition, known, _of_functions(arrays, definition, known))
+
+
+def _of_functions(arrays: Any, definition: OpDef, known: tuple[DType, ...]) -> Kernel:
+    """The kernel that is made of functions of arrays."""
     kind = definition.kind
     if kind == FUSED:
         return fused_kernel(arrays, known, kernel_on)

@@ -65,7 +65,7 @@ def source_of(program: Instructions, dtypes: Sequence[DType]) -> FusedSource | N
     for number, instruction in enumerate(instructions, len(dtypes)):
         result = _TYPES[types[number].dtype][1]
         operand = _TYPES[types[instruction.operands[0]].dtype][1]
-        expression = _expression(instruction, operand if result == "bool" else result)
+        expression = expression_of(instruction, operand if result == "bool" else result)
         if expression is None:
             return None
         lines.append(f"const {result} v{number} = {expression};")
@@ -77,7 +77,8 @@ def source_of(program: Instructions, dtypes: Sequence[DType]) -> FusedSource | N
     )
 
 
-def _expression(instruction: Instruction, computed: str) -> str | None:
+def expression_of(instruction: Instruction, computed: str) -> str | None:
+    """An instruction as an expression of its operands `v0`, `v1`, ...; None where there is none."""
     attrs = dict(instruction.attrs)
     swapped = bool(attrs.pop("swapped", False))
     scalar = attrs.pop("scalar", None)
@@ -88,13 +89,13 @@ def _expression(instruction: Instruction, computed: str) -> str | None:
         template = "{0}"
         for name, beyond in (("high", ">"), ("low", "<")):
             if name in attrs:
-                bound = _literal(attrs.pop(name), computed)
+                bound = literal_of(attrs.pop(name), computed)
                 template = f"({{0}} {beyond} {bound} ? {bound} : {template})"
     if template is None or attrs:
         return None
     operands = [f"v{number}" for number in instruction.operands]
     if scalar is not None:
-        operands.append(_literal(scalar, computed))
+        operands.append(literal_of(scalar, computed))
         if swapped:
             operands.reverse()
     for place, operand in enumerate(operands):
@@ -102,7 +103,8 @@ def _expression(instruction: Instruction, computed: str) -> str | None:
     return template.replace("T(", f"{computed}(")
 
 
-def _literal(scalar: object, computed: str) -> str:
+def literal_of(scalar: object, computed: str) -> str:
+    """A number as the text of one of this type."""
     value = float(scalar) if isinstance(scalar, (bool, int, float)) else math.nan
     if math.isnan(value):
         return f"{computed}(NAN)"

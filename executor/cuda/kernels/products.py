@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from plancompiler.ops.kernel import rows_of
 from plancompiler.ops.registry import KernelContext
 
 Array = Any
@@ -121,11 +123,52 @@ def product(context: KernelContext, left: Array, right: Array, out: Array | None
     if gemm is None:
         np.matmul(left, right, out=out)
     else:
-        _launch(cuda, gemm, left, right, out)
+        _call_of(cuda, gemm, left, right, out)()
     return out
 
 
-def _launch(cuda: Any, gemm: Gemm, left: Array, right: Array, out: Array) -> None:
+def matrix_product(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> Callable[[], None] | None:
+    """The op `matmul` as one prepared call, where it is one."""
+    a, b, out = matmul_operands(context, inputs, outputs)
+    return _prepared(context, a, b, out)
+
+
+def contraction(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> Callable[[], None] | None:
+    """The op `contract_leading` as one prepared call, where it is one."""
+    a, b = inputs
+    if not (a.flags.c_contiguous and b.flags.c_contiguous):
+        return None
+    return _prepared(context, rows_of(a).T, rows_of(b), outputs[0])
+
+
+def matmul_operands(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> tuple[Array, Array, Array]:
+    """The operands of the op `matmul`, and its output, as they are multiplied."""
+    (a, b), (out,) = inputs, outputs
+    if context.attrs["transpose_b"]:
+        b = b.swapaxes(-1, -2)
+    if context.attrs["transpose_a"]:
+        a = a.swapaxes(-1, -2)
+    elif a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous and out.flags.c_contiguous:
+        a, out = rows_of(a), rows_of(out)
+    return a, b, out
+
+
+def _prepared(
+    context: KernelContext, left: Array, right: Array, out: Array
+) -> Callable[[], None] | None:
+    if left.ndim == right.ndim == 2:
+        left, right, out = left[None], right[None], out[None]
+    gemm = gemm_of(left, right, out)
+    return None if gemm is None else _call_of(context.arrays.cuda, gemm, left, right, out)
+
+
+def _call_of(cuda: Any, gemm: Gemm, left: Array, right: Array, out: Array) -> Callable[[], None]:
     # cuBLAS stores by columns. What lies by rows is to it the transpose, so it is asked for
     # outᵀ = rightᵀ leftᵀ, in which the operands and m and n change places.
     cublas, name = cuda.cublas, out.dtype.name
@@ -138,28 +181,26 @@ def _launch(cuda: Any, gemm: Gemm, left: Array, right: Array, out: Array) -> Non
     else:
         compute = cublas.CUBLAS_COMPUTE_32F
     operation = {False: cublas.CUBLAS_OP_N, True: cublas.CUBLAS_OP_T}
-    cublas.gemmStridedBatchedEx(
-        cuda.get_cublas_handle(),
+    one, zero = _ONE[wide].ctypes.data, _ZERO[wide].ctypes.data
+    sizes = (
         operation[gemm.right.transposed],
         operation[gemm.left.transposed],
         gemm.n,
         gemm.m,
         gemm.k,
-        _ONE[wide].ctypes.data,
-        right.data.ptr,
-        number,
-        gemm.right.leading,
-        gemm.right.apart,
-        left.data.ptr,
-        number,
-        gemm.left.leading,
-        gemm.left.apart,
-        _ZERO[wide].ctypes.data,
-        out.data.ptr,
-        number,
-        gemm.out.leading,
-        gemm.out.apart,
-        gemm.count,
-        compute,
-        cublas.CUBLAS_GEMM_DEFAULT,
     )
+    first, second, third = (
+        (array.data.ptr, number, lies.leading)
+        for array, lies in ((right, gemm.right), (left, gemm.left), (out, gemm.out))
+    )
+    last = compute, cublas.CUBLAS_GEMM_DEFAULT
+    handle = cuda.get_cublas_handle
+    if gemm.count == 1:
+        call, alone = cublas.gemmEx, (*sizes, one, *first, *second, zero, *third, *last)
+        return lambda: call(handle(), *alone)
+    stacked = (
+        *(*sizes, one, *first, gemm.right.apart, *second, gemm.left.apart),
+        *(zero, *third, gemm.out.apart, gemm.count, *last),
+    )
+    many = cublas.gemmStridedBatchedEx
+    return lambda: many(handle(), *stacked)

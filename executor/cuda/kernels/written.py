@@ -17,7 +17,7 @@ import numpy as np
 
 from plancompiler.executor.cuda.kernels.at_indices import AT_INDICES_KERNELS
 from plancompiler.executor.cuda.kernels.choices import CHOICE_KERNELS, known_labels
-from plancompiler.executor.cuda.kernels.products import product
+from plancompiler.executor.cuda.kernels.products import matmul_operands, product
 from plancompiler.executor.cuda.kernels.transformer import TRANSFORMER_KERNELS
 from plancompiler.executor.cuda.kernels.updates import UPDATE_KERNELS
 from plancompiler.ops import random
@@ -52,13 +52,7 @@ SCORE_BYTES = 256 << 20
 
 def _matmul(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     # In the inputs' own dtype: tensor cores multiply halves and add in float32.
-    (a, b), (out,) = inputs, outputs
-    if context.attrs["transpose_b"]:
-        b = b.swapaxes(-1, -2)
-    if context.attrs["transpose_a"]:
-        a = a.swapaxes(-1, -2)
-    elif a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous and out.flags.c_contiguous:
-        a, out = rows_of(a), rows_of(out)
+    a, b, out = matmul_operands(context, inputs, outputs)
     product(context, a, b, out)
 
 

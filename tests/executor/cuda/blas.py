@@ -44,11 +44,21 @@ class HostCuda:
             CUBLAS_COMPUTE_64F=COMPUTE_64F,
             CUBLAS_COMPUTE_32F_FAST_TF32=COMPUTE_32F_FAST_TF32,
             CUBLAS_GEMM_DEFAULT=-1,
+            gemmEx=self._single,
             gemmStridedBatchedEx=self._gemm,
         )
 
     def get_cublas_handle(self):
         return 7
+
+    def _single(self, *given):
+        """One product: that of a stack, without distances and a count."""
+        *first, beta, c, c_type, ldc, compute, algo = given
+        handle, transa, transb, m, n, k, alpha, a, a_type, lda, b, b_type, ldb = first
+        self._gemm(
+            *(handle, transa, transb, m, n, k, alpha, a, a_type, lda, 0, b, b_type, ldb, 0),
+            *(beta, c, c_type, ldc, 0, 1, compute, algo),
+        )
 
     def _gemm(
         self,

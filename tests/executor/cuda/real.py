@@ -1,11 +1,14 @@
 """Which real devices there are, and how many ranks NCCL can connect on them.
 
 NCCL wants a device for each rank. From 2.30 on it lets ranks share one if it is told so, which the
-tests do where there is one device only; NCCL_NVLS_ENABLE=1 in the environment forbids it.
+tests do where there is one device only; NCCL_NVLS_ENABLE=1 in the environment forbids it. Ranks
+that share a device are processes: of two threads one would load a kernel, for which CUDA waits
+until the device is idle, while a kernel of NCCL waits there for this rank.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 
 import pytest
@@ -27,7 +30,9 @@ def _ranks():
     """How many ranks NCCL can connect here, and why no more."""
     if COUNT != 1:
         return COUNT, REASON
-    nccl = load_cupy().cuda.nccl
+    load_cupy()
+    # Not a name of the package until it is imported.
+    nccl = importlib.import_module("cupy.cuda.nccl")
     if not nccl.available:
         return 1, "NCCL is not installed"
     if nccl.get_version() < SHARED_DEVICE_NCCL:
@@ -41,3 +46,4 @@ COUNT, REASON = _devices()
 RANKS, ALONE = _ranks()
 on_real_devices = pytest.mark.skipif(COUNT == 0, reason=REASON)
 several = pytest.mark.skipif(RANKS < 2, reason=ALONE)
+several_devices = pytest.mark.skipif(COUNT < 2, reason=REASON if COUNT == 0 else "one CUDA device")

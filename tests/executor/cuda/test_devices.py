@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
+from plancompiler.errors import TransportError
+from plancompiler.executor.cuda import device as device_module
 from plancompiler.executor.cuda import memory
 from plancompiler.executor.cuda.collective import bind_collective
 from plancompiler.executor.cuda.device import CudaDevice
+from plancompiler.executor.cuda.interface import CallKind, abort_all, grouped
 from plancompiler.executor.cuda.kernels.products import gemm_of, product
 from plancompiler.executor.local_run import LocalWorld
 from plancompiler.executor.trace import Recording
@@ -21,7 +25,7 @@ from plancompiler.ops.registry import KernelContext
 from plancompiler.plan.plan import CollectiveSpec
 from tests.examples import gpt, mlp
 from tests.executor.cuda.jobs import moved
-from tests.executor.cuda.real import COUNT, on_real_devices, several
+from tests.executor.cuda.real import COUNT, on_real_devices, several, several_devices
 from tests.executor.cuda.test_collective import part
 from tests.executor.cuda.test_kernels import BOUNDS, HOST_ONLY
 from tests.ops.samples import samples
@@ -68,7 +72,7 @@ def test_every_op_gives_the_hosts_results(dtype, tmp_path):
             )
 
 
-@several
+@several_devices
 @pytest.mark.parametrize("layout", [{"dp": 2}, {"tp": 2}, {"pp": 2}], ids=str)
 def test_two_devices_train_to_the_hosts_losses(layout):
     job = gpt(**layout)
@@ -174,3 +178,101 @@ def test_nccl_collectives(extra):
     for thread in threads:
         thread.join()
     assert not failures
+
+
+# --- communicators that end -----------------------------------------------------------------------
+
+
+class Member:
+    """One of two members of a communicator, which has reduced something already: all kernels are
+    loaded. The two are threads, and may share a device as long as they load no others."""
+
+    def __init__(self, own, unique_id):
+        self.own = own
+        self.device = CudaDevice(own % COUNT)
+        self.communicator = self.device.communicator(unique_id, RANKS, own)
+        self.stream, self.event = self.device.stream("test"), self.device.event()
+        self.array = self.device.arrays.asarray(np.ones(1000, np.float32))
+        self.device.settle()
+        self.reduce()
+        self.wait()
+
+    def reduce(self):
+        def call():
+            self.communicator.call(
+                CallKind.ALL_REDUCE, self.stream, self.array, self.array, Reduction.SUM
+            )
+
+        self.device.launch(self.stream, call)
+        self.device.record(self.event, self.stream)
+
+    def wait(self):
+        self.device.synchronize(self.event)
+
+
+def of_members(body):
+    """What a function gives of each member."""
+    unique_id = CudaDevice(0).unique_id()
+    with ThreadPoolExecutor(RANKS) as pool:
+        return list(pool.map(lambda own: body(Member(own, unique_id)), range(RANKS)))
+
+
+@several
+def test_an_abort_ends_what_the_device_waits_for():
+    over = threading.Event()
+
+    def body(member):
+        if member.own == 1:
+            over.wait(30)
+            member.communicator.abort()
+            return True
+        member.reduce()
+        assert not member.device.has_come(member.event)
+        left = abort_all([member.communicator])
+        member.wait()
+        over.set()
+        return left == []
+
+    assert of_members(body) == [True, True]
+
+
+@several
+def test_an_abort_frees_a_host_that_nccl_holds(monkeypatch):
+    """The first send to a member waits on the host until that one receives, if it ever does."""
+    monkeypatch.setattr(device_module, "ABORT_SECONDS", 0.5)
+    over = threading.Event()
+
+    def body(member):
+        communicator = member.communicator
+        if member.own == 1:
+            over.wait(30)
+            communicator.abort()
+            return True
+        timer = threading.Timer(0.5, communicator.abort)
+        timer.start()
+        try:
+            with grouped(communicator):
+                communicator.call(CallKind.SEND, member.stream, member.array, None, peer=1)
+            member.device.record(member.event, member.stream)
+            member.wait()  # where NCCL did not wait for the other one
+        except TransportError:
+            pass
+        timer.join()
+        over.set()
+        return True
+
+    assert of_members(body) == [True, True]
+
+
+@several
+def test_members_close_at_different_times():
+    first_closed = threading.Event()
+
+    def body(member):
+        if member.own == 1:
+            assert first_closed.wait(30)
+        member.communicator.close()
+        first_closed.set()
+        return float(member.array[0].get())
+
+    assert of_members(body) == [2.0, 2.0]
