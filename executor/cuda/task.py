@@ -136,6 +136,13 @@ class DeviceBinder(TaskBinder):
         elif launch is None and not self._dependencies.concerns(place):
             return None
         device, dependencies = self._device, self._dependencies
+        if launch is not None and prepare is None and not dependencies.concerns(place):
+
+            def alone(version: int) -> None:
+                launch(version)
+                self.last_event = None
+
+            return alone
 
         def run(version: int) -> None:
             if prepare is not None:
@@ -268,6 +275,7 @@ class DeviceBinder(TaskBinder):
         """A kernel on arrays by slot."""
         context, regions = self._context(spec, arrays), self._regions(spec)
         context.ring = ring
+        context.fixed = True
         return microbatch_run(kernel, context, inputs, outputs, self._microbatches(task), regions)
 
     def _staged(self, task: Task, spec: ComputeSpec) -> Run | None:

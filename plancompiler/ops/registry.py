@@ -76,6 +76,8 @@ class KernelContext:
     """The devices with which inputs go round; None where all that is needed is here."""
     peers: Peers | None = None
     """The devices with which rows are exchanged; None where none are."""
+    fixed: bool = False
+    """Whether calls are given the same tuples of arrays again and again, as those of plans are."""
 
 
 class Infer(Protocol):

@@ -17,6 +17,7 @@ from plancompiler.ops import op_table
 from tests.eager.test_ops import STRUCTURE, layout
 from tests.eager.test_redistribute import ENTRIES, change_all, check_all
 from tests.executor.cuda.devices import WHERE, spawn_on
+from tests.executor.cuda.processes import shared_folder
 from tests.ops.dense import SEED, STEP, gradients_of
 from tests.ops.samples import samples
 from tests.ops.sharding import run_dense
@@ -72,6 +73,8 @@ def test_every_kind_gives_the_dense_result_forward_and_backward(
     where, calls, choice, record_property
 ):
     table = op_table()
+    # As in each process that runs this test again.
+    rng = np.random.default_rng(1)
     weights = {}
     for number, sample in enumerate(calls):
         definition = table[sample.kind]
@@ -163,7 +166,7 @@ def test_every_change_of_layout_between_devices_and_hosts(where, shape, record_p
 
     check_all(
         pairs,
-        rng.normal(size=shape),
+        np.random.default_rng(2).normal(size=shape),
         lambda _, ranks, *given: spawn_on(where, lambda: run(*given), ranks),
     )
     record_property(f"changes_of_layout_on_devices_proved,_{shape}", len(pairs))
@@ -285,14 +288,16 @@ def test_rows_of_experts_and_their_gradients(where):
 
 
 def test_checkpoints_move_between_hosts_and_devices(where, tmp_path):
+    folder = tmp_path if where == "simulated" else shared_folder()
+
     def rank(save, device_type):
         pc.manual_seed(7 if save else 8)
         net = nn.Linear(7, 3).place(pc.Placement(device_type, [0, 1]), {"weight": "S(1)"})
         state = {"net": net.state_dict(), "epoch": 3 if save else 0}
         if save:
-            pc.eager.save(tmp_path / device_type, state, step=5)
+            pc.eager.save(folder / device_type, state, step=5)
         else:
-            state = pc.eager.load(tmp_path / ("cpu" if device_type == "cuda" else "cuda"), state)
+            state = pc.eager.load(folder / ("cpu" if device_type == "cuda" else "cuda"), state)
         return net.weight.value.numpy(), state["epoch"]
 
     saved = spawn(rank, 2, True, "cpu") + spawn_on(where, lambda: rank(True, "cuda"), 2)

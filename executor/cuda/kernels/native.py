@@ -183,7 +183,8 @@ def _update(kind: str) -> Make:
                 given.append(inputs[at].astype(np.float64) if whole else inputs[at])
             return update.numbers(*given)
 
-        on_device = [isinstance(each, arrays.ndarray) for each in told()]
+        numbers_now = told()
+        on_device = [isinstance(each, arrays.ndarray) for each in numbers_now]
         kinds, outs = (
             [C_TYPES[DType.parse(each.dtype)] for each in some] for some in (tensors, outputs)
         )
@@ -199,6 +200,15 @@ def _update(kind: str) -> Make:
             THREADS,
             [ctypes.c_uint32(count), *outputs, *tensors, *numbers],
         )
+
+        if all(
+            any(each is given and each.dtype.name == "float32" for given in inputs)
+            for each in numbers_now
+        ):
+            # They lie where they lay.
+            for number, each in zip(numbers, numbers_now, strict=True):
+                number.value = each.data.ptr
+            return launch
 
         def run() -> None:
             # Memory that is let go of after a launch is given to later launches only.

@@ -34,8 +34,11 @@ WARPS = 4
 """Of a block, each with rows of its own."""
 BLOCKS = 264
 """Of the sums over rows: two for each multiprocessor of a large device."""
-WIDEST = 16
-"""Packs of a row that a lane keeps in registers."""
+WIDEST = 4
+"""Packs of a row that a lane keeps in registers: wider rows are those of several warps, which then
+are all of a block."""
+MOST = 16
+"""Of which there are no more."""
 SUMMED = 8
 """Warps of a block that sums columns: each takes one row after another."""
 PIECES = 264
@@ -50,29 +53,43 @@ __device__ inline float over_lanes(float x) {
   return x;
 }
 
+// The sum over the warps of a row, of which there are SPLIT.
+__device__ inline float over_row(float x) {
+  x = over_lanes(x);
+#if SPLIT > 1
+  __shared__ float parts[SPLIT];
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+  __syncthreads();
+  x = 0;
+  for (int warp = 0; warp < SPLIT; ++warp) x += parts[warp];
+#endif
+  return x;
+}
+
 // x [rows, WIDTH] -> y, and of each row its mean and one over its standard deviation.
-extern "C" __global__ void layer_norm(
+extern "C" __global__ void __launch_bounds__(THREADS) layer_norm(
     const T* x, const T* gamma, const T* beta, T* y, float* mean, float* rstd, int rows,
     float eps) {
-  const int lane = threadIdx.x % 32;
-  const int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+  const int lane = threadIdx.x % LANES;
+  const int row = blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES;
   if (row >= rows) return;
   const Pack<T, 8>* source = (const Pack<T, 8>*)(x + (long long)row * WIDTH);
   float kept[PACKS][8];
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < PACKS; ++i) {
-    if (i * 32 + lane < WIDTH / 8) {
-      const Pack<T, 8> pack = source[i * 32 + lane];
+    if (i * LANES + lane < WIDTH / 8) {
+      const Pack<T, 8> pack = source[i * LANES + lane];
 #pragma unroll
       for (int j = 0; j < 8; ++j) sum += kept[i][j] = (float)pack.v[j];
     }
   }
-  const float average = over_lanes(sum) / WIDTH;
+  const float average = over_row(sum) / WIDTH;
   float square = 0;
 #pragma unroll
   for (int i = 0; i < PACKS; ++i) {
-    if (i * 32 + lane < WIDTH / 8) {
+    if (i * LANES + lane < WIDTH / 8) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         kept[i][j] -= average;
@@ -80,17 +97,17 @@ extern "C" __global__ void layer_norm(
       }
     }
   }
-  const float scale = 1.0f / sqrtf(over_lanes(square) / WIDTH + eps);
+  const float scale = 1.0f / sqrtf(over_row(square) / WIDTH + eps);
 #pragma unroll
   for (int i = 0; i < PACKS; ++i) {
-    if (i * 32 + lane < WIDTH / 8) {
-      const Pack<T, 8> by = ((const Pack<T, 8>*)gamma)[i * 32 + lane];
-      const Pack<T, 8> more = ((const Pack<T, 8>*)beta)[i * 32 + lane];
+    if (i * LANES + lane < WIDTH / 8) {
+      const Pack<T, 8> by = ((const Pack<T, 8>*)gamma)[i * LANES + lane];
+      const Pack<T, 8> more = ((const Pack<T, 8>*)beta)[i * LANES + lane];
       Pack<T, 8> out;
 #pragma unroll
       for (int j = 0; j < 8; ++j)
         out.v[j] = (T)(kept[i][j] * scale * (float)by.v[j] + (float)more.v[j]);
-      ((Pack<T, 8>*)(y + (long long)row * WIDTH))[i * 32 + lane] = out;
+      ((Pack<T, 8>*)(y + (long long)row * WIDTH))[i * LANES + lane] = out;
     }
   }
   if (lane == 0) {
@@ -100,12 +117,12 @@ extern "C" __global__ void layer_norm(
 }
 
 // dx, and per block the sums of dy * h and of dy in sums [blocks, 2, WIDTH].
-extern "C" __global__ void layer_norm_grad(
+extern "C" __global__ void __launch_bounds__(THREADS) layer_norm_grad(
     const T* x, const T* gamma, const float* mean, const float* rstd, const T* dy, T* dx,
     float* sums, int rows) {
   extern __shared__ __align__(16) unsigned char shared_memory[];
   float* shared = (float*)shared_memory;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, warps = blockDim.x / LANES;
   float of_gamma[PACKS][8], of_beta[PACKS][8];
 #pragma unroll
   for (int i = 0; i < PACKS; ++i)
@@ -117,10 +134,10 @@ extern "C" __global__ void layer_norm_grad(
     float sum = 0, product = 0;
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
-      if (i * 32 + lane < WIDTH / 8) {
-        const Pack<T, 8> a = ((const Pack<T, 8>*)(x + (long long)row * WIDTH))[i * 32 + lane];
-        const Pack<T, 8> b = ((const Pack<T, 8>*)(dy + (long long)row * WIDTH))[i * 32 + lane];
-        const Pack<T, 8> c = ((const Pack<T, 8>*)gamma)[i * 32 + lane];
+      if (i * LANES + lane < WIDTH / 8) {
+        const Pack<T, 8> a = ((const Pack<T, 8>*)(x + (long long)row * WIDTH))[i * LANES + lane];
+        const Pack<T, 8> b = ((const Pack<T, 8>*)(dy + (long long)row * WIDTH))[i * LANES + lane];
+        const Pack<T, 8> c = ((const Pack<T, 8>*)gamma)[i * LANES + lane];
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
           const float h = ((float)a.v[j] - average) * scale, slope = (float)b.v[j];
@@ -134,26 +151,26 @@ extern "C" __global__ void layer_norm_grad(
         }
       }
     }
-    sum = over_lanes(sum) / WIDTH;
-    product = over_lanes(product) / WIDTH;
+    sum = over_row(sum) / WIDTH;
+    product = over_row(product) / WIDTH;
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
-      if (i * 32 + lane < WIDTH / 8) {
+      if (i * LANES + lane < WIDTH / 8) {
         Pack<T, 8> out;
 #pragma unroll
         for (int j = 0; j < 8; ++j)
           out.v[j] = (T)((pulled[i][j] - sum - unit[i][j] * product) * scale);
-        ((Pack<T, 8>*)(dx + (long long)row * WIDTH))[i * 32 + lane] = out;
+        ((Pack<T, 8>*)(dx + (long long)row * WIDTH))[i * LANES + lane] = out;
       }
     }
   }
   for (int at = 0; at < 2; ++at) {
 #pragma unroll
     for (int i = 0; i < PACKS; ++i)
-      if (i * 32 + lane < WIDTH / 8)
+      if (i * LANES + lane < WIDTH / 8)
 #pragma unroll
         for (int j = 0; j < 8; ++j)
-          shared[warp * WIDTH + (i * 32 + lane) * 8 + j] = at ? of_beta[i][j] : of_gamma[i][j];
+          shared[warp * WIDTH + (i * LANES + lane) * 8 + j] = at ? of_beta[i][j] : of_gamma[i][j];
     __syncthreads();
     for (int column = threadIdx.x; column < WIDTH; column += blockDim.x) {
       float sum = 0;
@@ -164,7 +181,8 @@ extern "C" __global__ void layer_norm_grad(
   }
 }
 """
-"""T is the type of elements, WIDTH the length of a row, PACKS how many packs of it a lane has."""
+"""T is the type of elements, WIDTH the length of a row, SPLIT how many warps share it, LANES their
+lanes, THREADS those of a block, PACKS how many packs a lane has."""
 
 SUM_TEXT = """
 // x [rows, width] -> sums [gridDim.y, width]; a block sums 256 columns of some rows.
@@ -252,8 +270,24 @@ def _type(array: Array) -> str | None:
 
 def norm_text(kind: str, width: int) -> str:
     """The text of layer norms of rows of this type and width."""
-    packs = -(-width // (PACK * LANES))
-    return f"#define T {kind}\n#define WIDTH {width}\n#define PACKS {packs}\n" + NORM_TEXT
+    split = _split(width)
+    packs = -(-width // (PACK * LANES * split))
+    return (
+        f"#define T {kind}\n#define WIDTH {width}\n#define SPLIT {split}\n"
+        f"#define LANES {LANES * split}\n#define THREADS {LANES * _warps(width)}\n"
+        f"#define PACKS {packs}\n" + NORM_TEXT
+    )
+
+
+def _split(width: int) -> int:
+    """How many warps share a row of layer norms."""
+    return -(-width // (WIDEST * PACK * LANES))
+
+
+def _warps(width: int) -> int:
+    """How many warps a block of layer norms has."""
+    split = _split(width)
+    return WARPS if split == 1 else split
 
 
 def _suits(arrays: Arrays, width: int, wide: Arrays) -> str | None:
@@ -262,7 +296,7 @@ def _suits(arrays: Arrays, width: int, wide: Arrays) -> str | None:
     size = max(each.size for each in arrays)
     if len(kinds) > 1 or width % PACK or not 0 < size <= LARGEST_COUNT * PACK:
         return None
-    if width > WIDEST * PACK * LANES or not all_contiguous(arrays):
+    if _split(width) > MOST or not all_contiguous(arrays):
         return None
     if any(each.dtype.name != "float32" or not each.flags.c_contiguous for each in wide):
         return None
@@ -276,13 +310,14 @@ def layer_norm(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Launc
     kind = _suits([x, gamma, beta, y], width, [mean, rstd])
     if kind is None or x.size // width > LARGEST_COUNT:
         return None
-    rows = x.size // width
+    rows, warps = x.size // width, _warps(width)
+    beside = warps // _split(width)
     function = function_of(context.arrays, norm_text(kind, width), "layer_norm")
     return launch_of(
         context.arrays,
         function,
-        (-(-rows // WARPS),),
-        WARPS * LANES,
+        (-(-rows // beside),),
+        warps * LANES,
         [*inputs, *outputs, ctypes.c_int(rows), ctypes.c_float(context.attrs["eps"])],
     )
 
@@ -294,16 +329,17 @@ def layer_norm_grad(context: KernelContext, inputs: Arrays, outputs: Arrays) -> 
     kind = _suits([x, gamma, dy, dx, dgamma, dbeta], width, [mean, rstd])
     if kind is None or x.size // width > LARGEST_COUNT:
         return None
-    rows, arrays = x.size // width, context.arrays
-    blocks = min(BLOCKS, -(-rows // WARPS))
+    rows, arrays, warps = x.size // width, context.arrays, _warps(width)
+    beside = warps // _split(width)
+    blocks = min(BLOCKS, -(-rows // beside))
     sums = scratch(context, "sums", (blocks, 2, width), _FLOAT)
-    shared = WARPS * width * 4
+    shared = beside * width * 4
     function = function_of(arrays, norm_text(kind, width), "layer_norm_grad", shared)
     first = launch_of(
         arrays,
         function,
         (blocks,),
-        WARPS * LANES,
+        warps * LANES,
         [x, gamma, mean, rstd, dy, dx, sums, ctypes.c_int(rows)],
         shared,
     )

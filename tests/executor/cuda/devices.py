@@ -17,6 +17,7 @@ from plancompiler.executor.comm.reduce import UFUNCS
 from plancompiler.executor.cuda.device import CudaDevice
 from plancompiler.executor.cuda.interface import CallKind
 from plancompiler.executor.cuda.kernels import kernel_on
+from tests.executor.cuda.processes import spawn_again
 from tests.executor.cuda.real import ALONE, COUNT, RANKS, on_real_devices
 from tests.executor.cuda.strict import StrictArray, StrictNamespace
 
@@ -248,7 +249,11 @@ class EagerDevice(ThreadedDevice):
         return event.come >= event.recorded
 
 
-WHERE = ["simulated", pytest.param("real", marks=on_real_devices)]
+WHERE = [
+    "simulated",
+    # Ranks that share a device are processes.
+    pytest.param("real", marks=[on_real_devices, pytest.mark.processes]),
+]
 
 
 def spawn_on(where, function, ranks):
@@ -257,6 +262,8 @@ def spawn_on(where, function, ranks):
         return spawn_on_devices(function, ranks)
     if ranks > RANKS:
         pytest.skip(ALONE or f"needs {ranks} CUDA devices")
+    if ranks > COUNT:
+        return spawn_again(function, ranks)
     return spawn_on_devices(function, ranks, lambda world: CudaDevice(current_world().rank % COUNT))
 
 

@@ -215,7 +215,7 @@ def host_text(code: str) -> str:
     code = code.replace(TENSOR_CORES, MATRICES)
     launchers = []
     for name, declared in re.findall(
-        r'extern "C" __global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(([^{]*)\) \{', code
+        r'extern "C" __global__ void (?:__launch_bounds__\(\w+\) )?(\w+)\(([^{]*)\) \{', code
     ):
         types = [re.sub(r"\w+$", "", each.strip()) for each in declared.split(",")]
         given = ", ".join(f"*({kind}*)p[{at}]" for at, kind in enumerate(types))

@@ -37,8 +37,10 @@ def _ranks():
         return 1, "NCCL is not installed"
     if nccl.get_version() < SHARED_DEVICE_NCCL:
         return 1, "needs two CUDA devices, or NCCL 2.30 to share one"
-    # NCCL reads it when the first communicator is made.
+    # NCCL reads them when the first communicator is made. Kernels that wait for each other must fit
+    # on the device together.
     os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    os.environ.setdefault("NCCL_MAX_CTAS", "2")
     return 4, ""
 
 

@@ -128,7 +128,7 @@ def test_attention_and_its_gradient(where, dtype, queries, keys, attrs):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-@pytest.mark.parametrize("shape", [(9, 64), (3, 5, 264), (1, 768)], ids=str)
+@pytest.mark.parametrize("shape", [(9, 64), (3, 5, 264), (1, 768), (3, 2056)], ids=str)
 def test_layer_norms(where, dtype, shape):
     x, dy = of(shape, dtype), of(shape, dtype)
     gamma, beta = of(shape[-1:], dtype), of(shape[-1:], dtype)
