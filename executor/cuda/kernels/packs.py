@@ -107,11 +107,11 @@ def pack_launch(
     if not 0 < out.size <= LARGEST_COUNT or out.size % PACK:
         return None
     places = [place_of(each.shape, out.shape) for each in inputs]
-    found = [each for each in places if each is not None]
+    known = [each for each in places if each is not None]
     packed = [each for each, place in zip(inputs, places, strict=True) if place != ("one", 0)]
-    if len(found) < len(places) or not all_contiguous([out, *packed]):
+    if len(known) < len(places) or not all_contiguous([out, *packed]):
         return None
-    function = function_of(arrays, pack_text(source, found), "packs")
+    function = function_of(arrays, pack_text(source, known), "packs")
     count = out.size // PACK
     blocks = min(-(-count // THREADS), BLOCKS)
     return launch_of(arrays, function, (blocks,), THREADS, [out, ctypes.c_uint32(count), *inputs])

@@ -74,11 +74,13 @@ def spawn_again(function, ranks):
 def _launched(folder, ranks, more):
     for rank in range(ranks):
         (folder / str(rank)).unlink(missing_ok=True)
+    # What plugins of pytest tell their own workers is not for these.
+    inherited = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
     path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     done = subprocess.run(
         [*(sys.executable, "-m", "plancompiler", "launch", "-n", str(ranks)), __file__, folder],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path, **more},
+        env={**inherited, "PYTHONPATH": path, **more},
         capture_output=True,
         text=True,
         timeout=100,
@@ -96,7 +98,9 @@ def main():
     folder = Path(sys.argv[1])
     if CALL in os.environ:
         test = (folder / "test").read_text()
-        words = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=", "-m", ""]
+        # No plugins but the one whose option pyproject.toml sets.
+        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+        words = ["-q", "-p", "pytest_timeout", "-p", "no:cacheprovider", "-o", "addopts=", "-m", ""]
         sys.exit(pytest.main([*words, test]))
     world = pc.init()
     function, args = _results(folder, "call")
