@@ -8,7 +8,6 @@ arrays are first seen, and then only made.
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -40,7 +39,6 @@ _PLAIN = 48 << 10
 """Bytes of shared memory that a block may have unasked."""
 
 _functions: dict[tuple[int, str, str], Any] = {}
-_lock = threading.Lock()
 
 COMMON = """
 #include <cuda_fp16.h>
@@ -69,14 +67,12 @@ def function_of(arrays: Any, text: str, name: str, shared: int = 0) -> Any:
     key = device, text, name
     function = _functions.get(key)
     if function is None:
-        with _lock:
-            function = _functions.get(key)
-            if function is None:
-                module = arrays.RawModule(code=COMMON + text, options=("-std=c++17",))
-                raw = module.get_function(name)
-                if shared > _PLAIN:
-                    raw.max_dynamic_shared_size_bytes = shared
-                function = _functions[key] = raw.kernel
+        # Without a lock: who loads a kernel waits for its device, and that may wait for a rank of
+        # another thread, which would wait for the lock.
+        raw = arrays.RawModule(code=COMMON + text, options=("-std=c++17",)).get_function(name)
+        if shared > _PLAIN:
+            raw.max_dynamic_shared_size_bytes = shared
+        function = _functions[key] = raw.kernel
     return function
 
 
