@@ -77,6 +77,7 @@ _FIELDS: dict[str, dict[str, _Number]] = {
         "slowdown": _Number(default=1.0),
         "task_seconds": _Number(above=False, default=0.0),
         "step_seconds": _Number(above=False, default=0.0),
+        "cores": _COUNT,
     },
 }
 """Table → its figures."""
@@ -155,7 +156,7 @@ class _Reader:
             network=None
             if "network" not in self._tables
             else Network(nodes=_count(figures["network"].pop("nodes")), **figures["network"]),
-            host=Host(**figures["host"]),
+            host=Host(cores=_count(figures["host"].pop("cores")), **figures["host"]),
             tasks=tuple(self._tasks()),
             sources=tuple(self._sources) if self._keeps else (),
         )

@@ -15,22 +15,24 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
 
-from plancompiler.costs import generic_machine
+from plancompiler.costs import Machine, generic_machine
+from plancompiler.costs.machine import Host
 from plancompiler.costs.machine_file import read_machine
-from plancompiler.costs.measured_tasks import ALONE, PROCESSES, THREADS
+from plancompiler.costs.measured_tasks import ALONE, PROCESSES, THREADS, Vector
 from plancompiler.errors import UsageError
 from plancompiler.executor.timeline import Timeline
 from plancompiler.forecasting.calibration_jobs import calibration_jobs, write_data
 from plancompiler.forecasting.measured_run import WARM_STEPS, Open, run_steps
 from plancompiler.forecasting.recorded_trace import read_trace
+from plancompiler.forecasting.sharing import host_of, moves
 from plancompiler.forecasting.task_time import STEP, TURN, WAKE, Place, TaskTimes
 from plancompiler.ir import Job
 from plancompiler.ir.task import TaskKind, family_of
@@ -44,6 +46,9 @@ COUNTS = {ALONE: 12, THREADS: 12, PROCESSES: 12}
 """How many perceptrons are recorded, and how many transformers; half as many with other ops."""
 ROUNDS = 2
 """How often each job runs."""
+_SHARING_ROUNDS = 4
+"""In which it is found how much tasks took of shared cores: what a collective takes of one depends
+on how long it would have lasted alone."""
 _MEASURED = 'source = "calibrated", measured = true'
 _PART = 'source = "part of the measured rates"'
 _SYSTEM = 'source = "the operating system: cores, and memory for each"'
@@ -51,6 +56,7 @@ _SOURCES = {
     "matrix_efficiency": _PART,
     "memory_efficiency": _PART,
     "devices": _SYSTEM,
+    "cores": _SYSTEM,
     "memory_bytes": _SYSTEM,
 }
 
@@ -78,16 +84,24 @@ def check_idle(load: float, cores: int, forced: bool) -> None:
         )
 
 
-def record_job(job: Job, world: str, opened: Open) -> tuple[float, Samples]:
-    """Run a job: the seconds of its step, and what its timelines show."""
+@dataclass(frozen=True)
+class Recording:
+    """A recorded run of a job."""
+
+    seconds: float
+    """Of its step."""
+    plans: Mapping[int, Plan]
+    timelines: Sequence[Timeline]
+    world: str
+
+
+def record_job(job: Job, world: str, opened: Open) -> Recording:
+    """Run a job and record it."""
     ranks = 1 if world == ALONE else job.world_size
     backend = THREADS if world == ALONE else world
     with opened(job, ranks, backend, record=True, cache=False) as running:
         seconds = run_steps(running)
-        timelines, plans = running.timelines(), running.plans
-    samples = Samples()
-    add_timelines(samples, plans, timelines, world)
-    return seconds, samples
+        return Recording(seconds, running.plans, running.timelines(), world)
 
 
 class _RankTimes:
@@ -127,14 +141,23 @@ class _RankTimes:
 
 
 def add_timelines(
-    samples: Samples, plans: Mapping[int, Plan], timelines: Sequence[Timeline], world: str
+    samples: Samples,
+    plans: Mapping[int, Plan],
+    timelines: Sequence[Timeline],
+    world: str,
+    machine: Machine | None = None,
 ) -> None:
-    """Add what the timelines of all ranks of a run show. A UsageError for those of another job."""
+    """Add what the timelines of all ranks of a run show. A UsageError for those of another job.
+
+    Where a machine says how many cores its hosts have, tasks count for what they would have taken
+    with a core for each: a forecast lets them share the cores again.
+    """
     steps = typical_steps(timelines)
     ranks = {
         each.rank: _RankTimes(plans[each.rank], each, steps) for each in timelines if each.columns
     }
-    times = TaskTimes(generic_machine())
+    times = TaskTimes(machine or generic_machine())
+    alone = _parts_alone(ranks, times)
     inside, between = _recorders_part(times, ranks.values())
     means: dict[Place, list[float]] = {}
     wakes: dict[Place, list[float]] = {}
@@ -150,7 +173,8 @@ def add_timelines(
                     each.begins[:, there].mean()
                     for each, there in _members(rank, column, task.spec, ranks)
                 )
-            means.setdefault(place, []).append(float(rank.ends[:, column].mean() - begin) - inside)
+            lasted = float(rank.ends[:, column].mean() - begin) * alone[rank.plan.rank][column]
+            means.setdefault(place, []).append(lasted - inside)
         _add_turns(samples, rank, times, world, between)
         for stream, seconds in _wakes(rank, ranks):
             wakes.setdefault(times.beside(WAKE, rank.plan, stream), []).append(seconds)
@@ -187,6 +211,68 @@ def _recorders_part(times: TaskTimes, ranks: Iterable[_RankTimes]) -> tuple[floa
     if not inside:
         return 0.0, 0.0
     return float(np.median(inside)), float(np.median(between))
+
+
+def _parts_alone(ranks: Mapping[int, _RankTimes], times: TaskTimes) -> dict[int, Vector]:
+    """Rank → of each column the part of its time that it would have taken with a core to itself.
+
+    While more is at work on a host than it has cores, all goes on as many times slower, as in a
+    forecast (`sharing`).
+    """
+    parts = {number: np.ones(len(rank.tasks)) for number, rank in ranks.items()}
+    cores = times.machine.host.cores
+    if cores is None:
+        return parts
+    hosts: dict[int, list[int]] = {}
+    for number in ranks:
+        hosts.setdefault(host_of(times.machine, number), []).append(number)
+    for there in hosts.values():
+        begins = [_working_from(ranks[number], ranks) for number in there]
+        begin = np.concatenate(begins, axis=1)
+        end = np.concatenate([ranks[number].ends for number in there], axis=1)
+        begin = np.minimum(begin, end)
+        lasted = (end - begin).sum(axis=0)
+        moving = np.concatenate([_moving(ranks[number], times) for number in there]) * len(end)
+        part = np.ones_like(lasted)
+        for _ in range(_SHARING_ROUNDS):
+            alone = np.maximum(lasted * part, 1e-12)
+            uses = np.where(np.isnan(moving), 1.0, np.minimum(1.0, moving / alone))
+            worked = sum(_worked(*each, uses, cores) for each in zip(begin, end, strict=True))
+            part = np.divide(worked, lasted, out=np.ones_like(lasted), where=lasted > 0)
+        stops = np.cumsum([len(ranks[number].tasks) for number in there])
+        parts |= zip(there, np.split(part, stops[:-1]), strict=True)
+    return parts
+
+
+def _worked(begin: Vector, end: Vector, uses: Vector, cores: int) -> Vector:
+    """How much of its work each of some tasks does from when it begins until it ends, in seconds
+    with a core to itself.
+    """
+    moments = np.concatenate([begin, end])
+    order = np.argsort(moments, kind="stable")
+    moments = moments[order]
+    busy = np.cumsum(np.concatenate([uses, -uses])[order])
+    speeds = cores / np.maximum(busy[:-1], cores)
+    done = np.concatenate([[0.0], np.cumsum(speeds * np.diff(moments))])
+    worked: Vector = np.interp(end, moments, done) - np.interp(begin, moments, done)
+    return worked
+
+
+def _working_from(rank: _RankTimes, ranks: Mapping[int, _RankTimes]) -> Vector:
+    """When the tasks of each step began to work: collectives when their last member had come."""
+    begins = rank.begins.copy()
+    for column, task in enumerate(rank.tasks):
+        if isinstance(task.spec, CollectiveSpec):
+            for other, there in _members(rank, column, task.spec, ranks):
+                begins[:, column] = np.maximum(begins[:, column], other.begins[:, there])
+    return begins
+
+
+def _moving(rank: _RankTimes, times: TaskTimes) -> Vector:
+    """Of each column the seconds in which it moves bytes; nan of what only computes."""
+    return np.array(
+        [times.moving_seconds(rank.plan, each) if moves(each) else np.nan for each in rank.tasks]
+    )
 
 
 def _members(
@@ -315,8 +401,8 @@ class Calibration:
         self._cores = os.cpu_count() or 1
         check_idle(os.getloadavg()[0], self._cores, forced)
         self._opened = opened
-        self._quickest: dict[int, tuple[float, Samples]] = {}
-        """By job: the seconds of its step, and what its tasks took then."""
+        self._quickest: dict[int, Recording] = {}
+        """By job."""
         write_data(folder)
         self._jobs = [
             (job, world)
@@ -332,14 +418,22 @@ class Calibration:
     def _run(self, number: int) -> None:
         recorded = record_job(*self._jobs[number], self._opened)
         known = self._quickest.get(number, recorded)
-        self._quickest[number] = min(known, recorded, key=itemgetter(0))
+        self._quickest[number] = min(known, recorded, key=attrgetter("seconds"))
+
+    def _samples(self, machine: Machine | None = None) -> Samples:
+        samples = Samples()
+        for each in self._quickest.values():
+            add_timelines(samples, each.plans, each.timelines, each.world, machine)
+        return samples
 
     def text(self, name: str) -> str:
         """The machine file."""
-        samples = Samples()
-        for _, recorded in self._quickest.values():
-            for (place, world), each in recorded.tasks.items():
-                samples.tasks.setdefault((place, world), []).extend(each)
+        # How much of a core collectives take depends on how fast their bytes move.
+        latency, rate = link(_collectives(self._samples()))
+        generic = generic_machine()
+        node = replace(generic.node, latency_seconds=latency, bytes_per_second=rate)
+        shared = replace(generic, node=node, host=Host(cores=self._cores))
+        samples = self._samples(shared)
         size = 1 << 10
         one, other = np.ones((size, size), np.float32), np.ones((size, size), np.float32)
         wide, target = np.ones(1 << 24, np.float32), np.ones(1 << 24, np.float32)
@@ -355,14 +449,13 @@ class Calibration:
                 "launch_seconds": launch(samples),
             },
             "device.flops_per_second": {"float32": _rate(lambda: one @ other, 2 * size**3)},
-            "node": dict(
-                zip(
-                    ("devices", "latency_seconds", "bytes_per_second"),
-                    (self._cores, *link(_collectives(samples))),
-                    strict=True,
-                )
-            ),
+            "node": {
+                "devices": self._cores,
+                "latency_seconds": latency,
+                "bytes_per_second": rate,
+            },
             "host": {
+                "cores": self._cores,
                 "slowdown": slowdown(samples),
                 "task_seconds": _beside(TURN, samples),
                 "step_seconds": _beside(STEP, samples),
@@ -421,7 +514,7 @@ def learn(machine_file: Path, trace: Path) -> str:
         for sizes, seconds in known.points:
             place = Place(known.kind, known.dtype, known.form, sizes)
             samples.add(place, known.world, seconds)
-    add_timelines(samples, plans, timelines, ALONE if len(plans) == 1 else backend)
+    add_timelines(samples, plans, timelines, ALONE if len(plans) == 1 else backend, machine)
     return without_tasks(machine_file.read_text()) + "\n".join(task_tables(samples)) + "\n"
 
 

@@ -93,15 +93,20 @@ class TaskTimes:
 
     def moving_part(self, plan: Plan, task: Task) -> float:
         """The part of a task's time in which it moves bytes between ranks, as its link has it."""
-        spec, seconds = task.spec, 0.0
+        seconds = self.moving_seconds(plan, task)
+        return min(1.0, seconds / self.seconds(plan, task)) if seconds else 0.0
+
+    def moving_seconds(self, plan: Plan, task: Task) -> float:
+        """Seconds in which a task moves bytes between ranks, with its link to itself."""
+        spec = task.spec
         if isinstance(spec, CollectiveSpec):
             ranks = plan.communicators[spec.communicator].ranks
             cost = primitive_cost(spec.primitive, len(ranks), link_between(self.machine, ranks))
-            seconds = cost.per_byte * whole_bytes(plan, task, spec)
-        elif isinstance(spec, CopySpec):
+            return cost.per_byte * whole_bytes(plan, task, spec)
+        if isinstance(spec, CopySpec):
             link, nbytes = self._copied(plan, task, spec)
-            seconds = nbytes * link.per_byte
-        return min(1.0, seconds / self.seconds(plan, task)) if seconds else 0.0
+            return nbytes * link.per_byte
+        return 0.0
 
     def _copied(self, plan: Plan, task: Task, spec: CopySpec) -> tuple[LinkCost, int]:
         """The link of a copy, and its bytes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import plancompiler as pc
 from plancompiler.cli.program import cli
 from plancompiler.costs import chosen_machine
 from plancompiler.costs.choice import FOLDER
+from plancompiler.costs.machine import Host
 from plancompiler.costs.machine_file import read_machine
 from plancompiler.costs.measured_tasks import ALONE, PROCESSES, THREADS, Sizes
 from plancompiler.errors import UsageError
@@ -31,11 +33,12 @@ from plancompiler.forecasting.calibrate import (
 from plancompiler.forecasting.calibration_jobs import calibration_jobs, write_data
 from plancompiler.forecasting.measured_run import WARM_STEPS
 from plancompiler.forecasting.recorded_trace import read_trace
-from plancompiler.forecasting.task_time import STEP, TURN, WAKE, Place, TaskTimes
+from plancompiler.forecasting.sharing import uses_of
+from plancompiler.forecasting.task_time import STEP, TURN, WAKE, Place, TaskTimes, cost_of
 from plancompiler.lower.compile import compile_plans
 from plancompiler.plan.plan import CollectiveSpec, Plan, Stream, Task
-from plancompiler.simulate import simulate
-from tests.passes.worlds import mesh, tower_job
+from plancompiler.simulate import Simulation, simulate
+from tests.passes.worlds import configured, mesh, tower_job
 
 STEPS = 40
 
@@ -70,15 +73,19 @@ def two_ranks() -> dict[int, Plan]:
 
 
 def recorded(plans: dict[int, Plan], seconds: dict[str, float]) -> list[Timeline]:
-    """What recorders would have written of a simulated run, every fourth step of which takes three
-    times as long.
-    """
+    """The timelines of a run whose tasks take these seconds by their kind."""
 
     def cost(rank: int, task: Task) -> float:
         return seconds.get(str(task.kind), 1e-6)
 
-    simulation = simulate(plans, cost, steps=1, wake=lambda rank, stream: 3e-6)
-    timelines = []
+    return timelines_of(simulate(plans, cost, steps=1, wake=lambda rank, stream: 3e-6))
+
+
+def timelines_of(simulation: Simulation) -> list[Timeline]:
+    """What recorders would have written of a run, every fourth step of which takes three times as
+    long.
+    """
+    plans, timelines = simulation.plans, []
     span = simulation.makespan
     for rank, plan in plans.items():
         labels = task_labels(plan)
@@ -126,6 +133,28 @@ def test_timelines_become_points_by_kind_and_sizes() -> None:
     for stream in (Stream.COMPUTE, *streams):
         (wake,) = samples.tasks[times.beside(WAKE, plans[0], stream), THREADS]
         assert wake == pytest.approx(3e-6, rel=2e-3)
+
+
+def test_what_shared_cores_took_is_not_the_time_of_a_task() -> None:
+    """A task counts as it would with a core to itself, so that a forecast can let it share."""
+    generic = chosen_machine("cpu-generic")
+    device = replace(generic.device, memory_bytes_per_second=2e6)
+    node = replace(generic.node, latency_seconds=5e-4, bytes_per_second=1e6)
+    machine = replace(generic, device=device, node=node, host=Host(cores=2))
+    job = configured(tower_job(mesh(2), pc.optim.SGD(0.1), layers=4), zero=3)
+    plans, times = dict(compile_plans(job, 2).plans), TaskTimes(machine)
+    simulation = simulate(plans, cost_of(plans, times), uses=uses_of(plans, times))
+    samples, raw = Samples(), Samples()
+    add_timelines(samples, plans, timelines_of(simulation), THREADS, machine)
+    add_timelines(raw, plans, timelines_of(simulation), THREADS)
+    stretched = 0
+    for task in plans[0].tasks:
+        place, seconds = times.place(plans[0], task), times.seconds(plans[0], task)
+        if place is not None and seconds:
+            (known,), (seen,) = samples.tasks[place, THREADS], raw.tasks[place, THREADS]
+            assert known == pytest.approx(seconds, rel=0.01)
+            stretched += seen > 1.2 * seconds
+    assert stretched > 3
 
 
 def test_the_timeline_of_another_job_is_refused() -> None:
