@@ -16,9 +16,13 @@ The rows of the papers are jobs of `examples/gpt.py`, changed where those run th
 way: weights of layers, residual sums and scores of attention are in 16 bits, the scores are written
 to memory (there was no fused kernel for attention), and what goes from stage to stage is a piece
 from each rank of a tensor-parallel group ("scatter and gather", section 4.1 of the first). Dropout
-is left out. For the rows of the second paper a product adds the gradient of a weight to that of the
-micro-batches before, as its authors' code does since February 2022 (NVIDIA/Megatron-LM, commit
-83b1e42f30), so that such a sum takes no time of its own.
+is left out. A Llama is what its configuration of May 2024 runs, without a compiler: residual sums
+and norms' results in 16 bits, norms op by op in float32 (in one kernel for 13B), rotary embedding
+in float32, a gate that is its own kernel, and heads of keys and values written for each head of
+queries (pytorch/torchtitan, commit c48ae39f4: `torchtitan/models/llama/model.py`,
+`torchtitan/models/norms.py`, `train_configs`). For the rows of the second paper a product adds the
+gradient of a weight to that of the micro-batches before, as its authors' code does since February
+2022 (NVIDIA/Megatron-LM, commit 83b1e42f30), so that such a sum takes no time of its own.
 
 Few efficiencies are fitted to all rows together by least squares of the logarithms of the ratios.
 Jobs are forecast from ones with fewer layers, stages and micro-batches, as a step's time grows
@@ -58,7 +62,7 @@ from plancompiler.plan.plan import Plan, Task
 from plancompiler.simulate import simulate
 
 LENGTH, VOCABULARY = 2048, 51200
-HALF = "float16"
+HALF, BRAIN = "float16", "bfloat16"
 FITTED = ("matrix_efficiency", "memory_efficiency", "link_efficiency")
 PRODUCTS = ("matmul", "contract_leading")
 ROUNDS = 2
@@ -166,6 +170,7 @@ class LlamaRow:
     """The part of the layers that are computed again."""
     tokens: float
     """That a device does in a second."""
+    fused_norms: bool = False
     gpus: int = 64
     fused_sums: bool = False
     dp: int = 64
@@ -188,8 +193,8 @@ class LlamaRow:
 
 
 TORCHTITAN = (
-    LlamaRow("Llama 2 13B", 40, 5120, 40, 40, 13824, 32000, 4096, 2, 0.0, 2162),
-    LlamaRow("Llama 2 13B half", 40, 5120, 40, 40, 13824, 32000, 4096, 2, 0.5, 1914),
+    LlamaRow("Llama 2 13B", 40, 5120, 40, 40, 13824, 32000, 4096, 2, 0.0, 2162, True),
+    LlamaRow("Llama 2 13B half", 40, 5120, 40, 40, 13824, 32000, 4096, 2, 0.5, 1914, True),
     LlamaRow("Llama 2 70B full", 80, 8192, 64, 8, 28672, 32000, 4096, 2, 1.0, 353),
     LlamaRow("Llama 3 8B half", 32, 4096, 32, 8, 14336, 128256, 8192, 1, 0.5, 2904),
     LlamaRow("Llama 3 70B full", 80, 8192, 64, 8, 28672, 128256, 8192, 1, 1.0, 331),
@@ -307,18 +312,37 @@ def job_of(
     return replace(job, config=replace(config_of(job), machine=machine.name))
 
 
+class PublishedRMSNorm(pc.nn.Module):
+    """Root mean square norm, op by op in float32 or in one."""
+
+    def __init__(self, dim: int, fused: bool) -> None:
+        self.weight = pc.nn.Parameter((dim,), "float32", "ones")
+        self.fused = fused
+
+    def forward(self, x: pc.Value) -> pc.Value:
+        weight = self.weight.value.cast(BRAIN)
+        result: pc.Value
+        if self.fused:
+            result = pc.rms_norm(x, weight)
+        else:
+            wide = x.cast("float32")
+            rate = pc.rsqrt(pc.mean(wide**2.0, axis=-1, keepdims=True) + 1e-5)
+            result = (wide * rate).cast(BRAIN) * weight
+        return result
+
+
 class LlamaBlock(pc.nn.Module):
-    """A layer of a Llama (H. Touvron et al., 2023)."""
+    """A layer of a Llama (H. Touvron et al., 2023), with what its authors' PyTorch modules do."""
 
     def __init__(self, row: LlamaRow) -> None:
         self.heads, self.groups = row.heads, row.groups
         narrow = row.dim // row.heads * row.groups
-        self.before = pc.nn.RMSNorm(row.dim)
+        self.before = PublishedRMSNorm(row.dim, row.fused_norms)
         self.query = pc.nn.Linear(row.dim, row.dim, bias=False)
         self.key = pc.nn.Linear(row.dim, narrow, bias=False)
         self.value = pc.nn.Linear(row.dim, narrow, bias=False)
         self.projection = pc.nn.Linear(row.dim, row.dim, bias=False)
-        self.between = pc.nn.RMSNorm(row.dim)
+        self.between = PublishedRMSNorm(row.dim, row.fused_norms)
         self.gate = pc.nn.Linear(row.dim, row.hidden, bias=False)
         self.up = pc.nn.Linear(row.dim, row.hidden, bias=False)
         self.down = pc.nn.Linear(row.hidden, row.dim, bias=False)
@@ -327,20 +351,41 @@ class LlamaBlock(pc.nn.Module):
         batch, length, dim = x.shape
         seen = self.before(x)
         query, key, value = (
-            layer(seen).reshape(batch, length, heads, dim // self.heads).transpose(0, 2, 1, 3)
+            brain_linear(layer, seen).reshape(batch, length, heads, dim // self.heads)
             for layer, heads in (
                 (self.query, self.heads),
                 (self.key, self.groups),
                 (self.value, self.groups),
             )
         )
-        joined = pc.scaled_dot_product_attention(
-            pc.rotary_embedding(query), pc.rotary_embedding(key), value, causal=True
+        # Heads of keys and values are written for each head of queries.
+        again = self.heads // self.groups
+        query, key, value = (
+            pc.repeat_interleave(each, times, 2).transpose(0, 2, 1, 3)
+            if times > 1
+            else each.transpose(0, 2, 1, 3)
+            for each, times in ((turned(query), 1), (turned(key), again), (value, again))
         )
-        x = x + self.projection(joined.transpose(0, 2, 1, 3).reshape(batch, length, dim))
+        joined = pc.scaled_dot_product_attention(query, key, value, causal=True)
+        joined = joined.transpose(0, 2, 1, 3).reshape(batch, length, dim)
+        x = x + brain_linear(self.projection, joined)
         seen = self.between(x)
-        result: pc.Value = x + self.down(pc.swiglu(self.gate(seen), self.up(seen)))
+        gated = pc.silu(brain_linear(self.gate, seen)) * brain_linear(self.up, seen)
+        result: pc.Value = x + brain_linear(self.down, gated)
         return result
+
+
+def brain_linear(layer: Any, x: pc.Value) -> pc.Value:
+    """A linear layer of bfloat16, as mixed precision makes it: no cast is left of those here."""
+    result: pc.Value = layer(x.cast("float32")).cast(BRAIN)
+    return result
+
+
+def turned(x: pc.Value) -> pc.Value:
+    """Rotary embedding of [batch, length, heads, width] in float32."""
+    wide = x.cast("float32").transpose(0, 2, 1, 3)
+    result: pc.Value = pc.rotary_embedding(wide).transpose(0, 2, 1, 3).cast(BRAIN)
+    return result
 
 
 def llama_job(row: LlamaRow, machine: Machine, layers: int) -> pc.Job:
@@ -355,14 +400,15 @@ def llama_job(row: LlamaRow, machine: Machine, layers: int) -> pc.Job:
         )
         embedding = pc.nn.Embedding(row.vocabulary, row.dim).place(mesh)
         blocks = pc.nn.ModuleList(LlamaBlock(row) for _ in range(layers)).place(mesh)
-        norm = pc.nn.RMSNorm(row.dim).place(mesh)
+        norm = PublishedRMSNorm(row.dim, row.fused_norms).place(mesh)
         head = pc.nn.Linear(row.dim, row.vocabulary, bias=False).place(mesh)
-        x = embedding(tokens)
+        x = embedding(tokens).cast(BRAIN)
         for number, block in enumerate(blocks, start=1):
             if number % again == 0:
                 pc.checkpoint(block)
             x = block(x)
-        loss = pc.cross_entropy(head(norm(x)), targets, ignore_index=None)
+        logits = brain_linear(head, norm(x)).cast("float32")
+        loss = pc.cross_entropy(logits, targets, ignore_index=None)
         parameters = [
             each for part in (embedding, blocks, norm, head) for each in part.parameters()
         ]
@@ -448,11 +494,27 @@ class _Times(TaskTimes):
         self._fused_sums = fused_sums
 
     def seconds(self, plan: Plan, task: Task) -> float:
-        if self._fused_sums and getattr(task.spec, "kind", "") == "accumulate":
-            made = plan.register_by_id[task.inputs[0]]
-            if getattr(plan.task_by_id[made.producer].spec, "kind", "") in PRODUCTS:
-                return 0.0
+        if self._fused_sums and self._is_of_product(plan, task):
+            return 0.0
         return super().seconds(plan, task)
+
+    def _is_of_product(self, plan: Plan, task: Task) -> bool:
+        """Whether a task adds up products, or makes them wide for that."""
+        kind = _kind(task)
+        if kind not in ("accumulate", "cast"):
+            return False
+        made = plan.task_by_id[plan.register_by_id[task.inputs[0]].producer]
+        if kind == "accumulate":
+            return _kind(made) in PRODUCTS or self._is_of_product(plan, made)
+        (wide,) = (plan.register_by_id[each] for each in task.outputs)
+        readers = [plan.task_by_id.get(each) for each in wide.consumers]
+        return _kind(made) in PRODUCTS and all(
+            each is not None and _kind(each) == "accumulate" for each in readers
+        )
+
+
+def _kind(task: Task) -> str:
+    return str(getattr(task.spec, "kind", ""))
 
 
 def _first_step(classes: RankClasses, times: TaskTimes) -> float:

@@ -15,7 +15,7 @@ from plancompiler.costs.op_time import FREE_OPS
 from plancompiler.ir import Placement, Split
 from plancompiler.ir.halo import Halo
 from plancompiler.ir.shard import element_count
-from plancompiler.ops.registry import flops_of, op_def
+from plancompiler.ops.registry import flops_of, op_def, pointwise_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,9 @@ def placed_op_seconds(placed: PlacedOp, machine: Machine | None = None) -> float
                     shares[axis] = op.placement.hierarchy[axis]
                     held /= shares[axis]
             nbytes += held
-    flops = flops_of(
-        op.kind,
-        tuple(value.type for value in op.inputs),
-        tuple(value.type for value in op.outputs),
-        dict(op.attrs),
+    typed = op.kind, op.input_types, op.output_types, dict(op.attrs)
+    dtype, parts = (op.outputs or op.inputs)[0].dtype, element_count(shares)
+    pointwise = pointwise_of(*typed) / parts
+    return op_seconds(
+        machine or generic_machine(), flops_of(*typed) / parts, nbytes, dtype, pointwise
     )
-    dtype = (op.outputs or op.inputs)[0].dtype
-    return op_seconds(machine or generic_machine(), flops / element_count(shares), nbytes, dtype)

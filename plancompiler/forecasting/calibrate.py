@@ -260,7 +260,7 @@ def _worked(begin: Vector, end: Vector, uses: Vector, cores: int) -> Vector:
 
 def _working_from(rank: _RankTimes, ranks: Mapping[int, _RankTimes]) -> Vector:
     """When the tasks of each step began to work: collectives when their last member had come."""
-    begins = rank.begins.copy()
+    begins: Vector = rank.begins.copy()
     for column, task in enumerate(rank.tasks):
         if isinstance(task.spec, CollectiveSpec):
             for other, there in _members(rank, column, task.spec, ranks):

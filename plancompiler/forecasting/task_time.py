@@ -13,7 +13,7 @@ from plancompiler.forecasting.traffic import passed_bytes, whole_bytes
 from plancompiler.ir import DType, TensorType
 from plancompiler.ir.shard import element_count, region_shape
 from plancompiler.ir.task import TaskKind, unpack_id
-from plancompiler.ops.registry import flops_of, op_def
+from plancompiler.ops.registry import flops_of, op_def, pointwise_of
 from plancompiler.ops.ring import Round
 from plancompiler.plan.plan import (
     CollectiveSpec,
@@ -231,7 +231,13 @@ class TaskTimes:
             work = self.work(plan, task, spec)
             if work is None:
                 return 0.0
-            seconds = self._slowdown * op_seconds(self.machine, *work)
+            pointwise = pointwise_of(
+                spec.kind,
+                _types(plan, task.inputs, spec),
+                _types(plan, task.outputs, spec),
+                dict(spec.attrs),
+            )
+            seconds = self._slowdown * op_seconds(self.machine, *work, pointwise)
             if spec.lanes:  # a piece travels while the one before is worked on
                 ranks = plan.communicators[spec.communicator].ranks
                 link = link_between(self.machine, ranks)

@@ -418,10 +418,23 @@ def split_by_groups(given: int, made: int) -> tuple[Extra, Legal]:
 
 
 def _flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
+    return 2 * _scores(inputs, attrs) * (inputs[0].shape[3] + inputs[2].shape[3])
+
+
+def _scores(inputs: Types, attrs: AttrMap) -> int:
+    """How many scores are made."""
     query, _, value = inputs[:3]
     scores = element_count(query.shape[:3]) * value.shape[2]
-    flops = 2 * scores * (query.shape[3] + value.shape[3])
-    return flops // 2 if attrs["causal"] else flops
+    return scores // 2 if attrs["causal"] else scores
+
+
+# Of a score, counted as what a multiply-add's two operations take: an exponential takes four of
+# these, as a GPU's multiprocessor has a quarter as many results of special functions in a cycle
+# (CUDA C++ Programming Guide, "Arithmetic Instructions", compute capability 8.0), a conversion to
+# 16 bits two. Forward: scaling and lowering by the maximum in one, the exponential, comparing,
+# adding up, converting. Gradient: the first two again, subtracting, weighing, converting twice.
+# That such work is dear beside products is what T. Dao (2023, section 3.1) starts from.
+_OF_SCORE, _OF_SCORE_GRADIENT = 2 * (1 + 4 + 1 + 1 + 2), 2 * (1 + 4 + 1 + 1 + 4)
 
 
 def default_scale(width: int) -> float:
@@ -442,6 +455,7 @@ define_op(
     legal=_legal,
     passing=Round((1, 2), 2),
     flops=_flops,
+    pointwise=lambda inputs, outputs, attrs: _OF_SCORE * _scores(inputs, attrs),
     precision="low",
     doc="(q [b, h, t, d], k [b, g, s, d], v [b, g, s, e]) -> (softmax(scale q kᵀ) v, the "
     "logarithm of the softmax's sum). Each of the g heads of keys serves h / g heads of "
@@ -465,6 +479,7 @@ define_op(
     legal=_legal,
     passing=Round((1, 2), 2, sums=True),
     flops=lambda inputs, outputs, attrs: 5 * _flops(inputs, outputs, attrs) // 2,
+    pointwise=lambda inputs, outputs, attrs: _OF_SCORE_GRADIENT * _scores(inputs, attrs),
     precision="low",
     wide=(4,),
     doc="(q, k, v, y, logarithm of sums, dy) -> (dq, dk, dv); a mask follows them.",

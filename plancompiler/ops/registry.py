@@ -211,6 +211,9 @@ class OpDef:
     flops: int | Callable[[Types, Types, AttrMap], int] | None = None
     """Floating-point operations on global tensors, or how many per element of the first input; None
     means one per output element."""
+    pointwise: Callable[[Types, Types, AttrMap], int] | None = None
+    """Operations on global tensors beside those of `flops`, where these are of products and the
+    kernel does others between them: a device does the others at its rate for float32."""
     view: tuple[tuple[int, int], ...] = ()
     """(output, input) pairs where the output's bytes are the input's, so no work is needed if they
     share memory."""
@@ -494,6 +497,13 @@ def flops_of(kind: str, inputs: Types, outputs: Types, attrs: Mapping[str, AttrV
     if flops is not None:
         return flops(inputs, outputs, definition.complete(attrs))
     return sum(element_count(tensor.shape) for tensor in outputs)
+
+
+def pointwise_of(kind: str, inputs: Types, outputs: Types, attrs: Mapping[str, AttrValue]) -> int:
+    """Operations of an op on its global tensors that are none of its products (`OpDef`)."""
+    definition = op_def(kind)
+    count = definition.pointwise
+    return 0 if count is None else count(inputs, outputs, definition.complete(attrs))
 
 
 @lru_cache(maxsize=16384)

@@ -17,7 +17,7 @@ from plancompiler.errors import ShapeError
 from plancompiler.ir import BROADCAST, NdSbp, Op, Sbp, Split, TensorType
 from plancompiler.ir.halo import Halo
 from plancompiler.ir.shard import element_count
-from plancompiler.ops.registry import flops_of, op_def
+from plancompiler.ops.registry import flops_of, op_def, pointwise_of
 from plancompiler.ops.rule import NdSignature
 
 CHOSEN_FREELY = frozenset({"input", "variable", "redistribute"})
@@ -148,6 +148,7 @@ def seconds_of(op: Op, signatures: Sequence[NdSignature], machine: Machine) -> l
     types = (*op.input_types, *op.output_types)
     sizes = [_bytes(each) for each in types]
     flops = flops_of(op.kind, op.input_types, op.output_types, dict(op.attrs))
+    pointwise = pointwise_of(op.kind, op.input_types, op.output_types, dict(op.attrs))
     dtype = (op.outputs or op.inputs)[0].dtype
     seconds = []
     passing, links = op_def(op.kind).passing, links_of(machine, op.placement)
@@ -156,7 +157,8 @@ def seconds_of(op: Op, signatures: Sequence[NdSignature], machine: Machine) -> l
         for sbp, size in zip((*signature.inputs, *signature.outputs), sizes, strict=True):
             bits |= _split_axes(sbp)
             held += size / pieces_of(sbp, hierarchy)
-        spent = op_seconds(machine, flops / shares[bits], held, dtype)
+        parts = shares[bits]
+        spent = op_seconds(machine, flops / parts, held, dtype, pointwise / parts)
         if passing is not None:
             given = op.input_types
             spent += passing_seconds(passing, given, signature, hierarchy, flops, links)

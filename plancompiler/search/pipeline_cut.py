@@ -20,7 +20,7 @@ from plancompiler.errors import UsageError
 from plancompiler.ir import Job, Op, Phase, Placement, Value
 from plancompiler.ir.op import Origin
 from plancompiler.ir.shard import element_count
-from plancompiler.ops.registry import flops_of, op_def
+from plancompiler.ops.registry import flops_of, op_def, pointwise_of
 from plancompiler.search.mesh_shapes import is_open, placement_of
 
 CUT_AXES = ("dp", "tp", "cp")
@@ -125,6 +125,7 @@ def _starts(job: Job, forward: Sequence[Op], chunks: int) -> list[int]:
             flops_of(op.kind, op.input_types, op.output_types, dict(op.attrs)),
             0.0 if op_def(op.kind).view else sum(map(_bytes, (*op.inputs, *op.outputs))),
             (op.outputs or op.inputs)[0].dtype,
+            pointwise_of(op.kind, op.input_types, op.output_types, dict(op.attrs)),
         )
         for op in forward
     ]
