@@ -251,6 +251,7 @@ class _Reader:
         tasks = self._tables.get("task", [])
         if not isinstance(tasks, list):
             raise self._error("a list is expected", "task", expected="[[task]]")
+        seen: set[tuple[str, str, str, str]] = set()
         for number, task in enumerate(tasks):
             field = f"task[{number}]"
             if not isinstance(task, dict) or task.keys() != set(_TASK):
@@ -270,6 +271,14 @@ class _Reader:
                     got=f"{kind!r}, {dtype!r}, {form!r}, {world!r}",
                     expected=f"a world of {', '.join(WORLDS)}",
                 )
+            if (kind, dtype, form, world) in seen:
+                raise self._error(
+                    "measured tasks of one kind, dtype, form and world are there twice",
+                    field,
+                    got=f"{kind!r}, {dtype!r}, {form!r}, {world!r}",
+                    expected="one list of all their points",
+                )
+            seen.add((kind, dtype, form, world))
             yield MeasuredTasks(
                 kind, dtype, form, world, tuple(self._points(field, task["points"]))
             )
@@ -306,6 +315,13 @@ class _Reader:
                 "network.bytes_per_second",
                 got=f"{network.bytes_per_second:g}",
                 expected=f"at most node.bytes_per_second, {node.bytes_per_second:g}",
+            )
+        if machine.host.cores is not None and device.type != "cpu":
+            raise self._error(
+                "only ranks on CPUs share the cores of their host",
+                "host.cores",
+                got=f"a device of type {device.type!r}",
+                expected="device.type = 'cpu'",
             )
         wide = dict(device.flops_per_second)
         if wide.get("float64", 0.0) > wide["float32"]:

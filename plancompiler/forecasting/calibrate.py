@@ -39,13 +39,14 @@ from plancompiler.ir.task import TaskKind, family_of
 from plancompiler.plan.plan import CollectiveSpec, Plan, Stream, Task
 
 MOST_LOAD = 0.3
-"""Of each core: the load average beyond which what is measured here says little."""
+"""Of each core: the load by others beyond which what is measured here says little."""
 TYPICAL = (0.1, 0.4)
 """From which to which quantile steps are typical."""
 COUNTS = {ALONE: 12, THREADS: 12, PROCESSES: 12}
 """How many perceptrons are recorded, and how many transformers; half as many with other ops."""
 ROUNDS = 2
 """How often each job runs."""
+_PROCESSOR_TIMES = Path("/proc/stat")
 _SHARING_ROUNDS = 4
 """In which it is found how much tasks took of shared cores: what a collective takes of one depends
 on how long it would have lasted alone."""
@@ -78,10 +79,34 @@ def check_idle(load: float, cores: int, forced: bool) -> None:
     if load > MOST_LOAD * cores and not forced:
         raise UsageError(
             "this machine is busy, so that what is measured says little about it",
-            got=f"a load average of {load:.1f} on {cores} cores",
+            got=f"a load of {load:.1f} on {cores} cores",
             expected=f"at most {MOST_LOAD * cores:.1f}",
             hint="wait until it is idle, or use --force",
         )
+
+
+class OthersLoad:
+    """How many cores other programs keep busy, on average since this was made; 0.0 where the
+    operating system does not tell.
+    """
+
+    def __init__(self) -> None:
+        self._begin = self._now()
+
+    def _now(self) -> tuple[float, float]:
+        """Seconds of all cores that were busy with what is not ours, and of the clock."""
+        try:
+            words = _PROCESSOR_TIMES.read_text().split("\n", 1)[0].split()[1:]
+        except OSError:
+            return 0.0, time.monotonic()
+        user, nice, system, _, _, *interrupts = map(int, words[:7])
+        busy = (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
+        return busy - sum(os.times()[:4]), time.monotonic()
+
+    def cores(self) -> float:
+        """On average so far, of processes of ours only those that have ended and this one."""
+        busy, now = (one - other for one, other in zip(self._now(), self._begin, strict=True))
+        return max(0.0, busy / max(now, 1e-9))
 
 
 @dataclass(frozen=True)
@@ -260,7 +285,7 @@ def _worked(begin: Vector, end: Vector, uses: Vector, cores: int) -> Vector:
 
 def _working_from(rank: _RankTimes, ranks: Mapping[int, _RankTimes]) -> Vector:
     """When the tasks of each step began to work: collectives when their last member had come."""
-    begins: Vector = rank.begins.copy()
+    begins: Vector = np.array(rank.begins)
     for column, task in enumerate(rank.tasks):
         if isinstance(task.spec, CollectiveSpec):
             for other, there in _members(rank, column, task.spec, ranks):
@@ -400,6 +425,8 @@ class Calibration:
     ) -> None:
         self._cores = os.cpu_count() or 1
         check_idle(os.getloadavg()[0], self._cores, forced)
+        self._forced = forced
+        self._others = OthersLoad()
         self._opened = opened
         self._quickest: dict[int, Recording] = {}
         """By job."""
@@ -426,8 +453,12 @@ class Calibration:
             add_timelines(samples, each.plans, each.timelines, each.world, machine)
         return samples
 
+    def check(self) -> None:
+        """A UsageError where others have kept the host busy meanwhile, unless forced."""
+        check_idle(self._others.cores(), self._cores, self._forced)
+
     def text(self, name: str) -> str:
-        """The machine file."""
+        """The machine file; it says how busy others kept the host."""
         # How much of a core collectives take depends on how fast their bytes move.
         latency, rate = link(_collectives(self._samples()))
         generic = generic_machine()
@@ -461,7 +492,9 @@ class Calibration:
                 "step_seconds": _beside(STEP, samples),
             },
         }
-        return machine_text(name, figures, samples)
+        busy = f"{self._others.cores():.2f} of {self._cores} cores"
+        said = f"# Measured while other programs kept {busy} busy.\n"
+        return said + machine_text(name, figures, samples)
 
 
 def _beside(kind: str, samples: Samples) -> float:
@@ -486,6 +519,7 @@ def calibrate(name: str, opened: Open, forced: bool = False) -> str:
         for _ in range(ROUNDS):
             for run in calibration.runs():
                 run()
+        calibration.check()
         return calibration.text(name)
 
 

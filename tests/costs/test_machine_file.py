@@ -38,6 +38,7 @@ def test_all_machines_of_the_page_are_there() -> None:
     assert set(machine_names()) == page
 
 
+CORES = 'name = "a100-sxm"\nhost.cores = { value = 8, source = "x" }'
 MISTAKES = {
     "missing": ('launch_seconds = { value = 3e-6, source = "x" }', "", "device.launch_seconds"),
     "negative": ("value = 80e9", "value = -1", "device.memory_bytes"),
@@ -52,6 +53,7 @@ MISTAKES = {
     "inconsistent": ("value = 25e9", "value = 400e9", "network.bytes_per_second"),
     "no size of nodes": ("devices = { value = 8", "#", "node.devices"),
     "another type": ('type = "cuda"', 'type = "abacus"', "device.type"),
+    "cores of devices": ('name = "a100-sxm"', CORES, "host.cores"),
     "no source beside": ("value = 312e12, source", "value = 312e12, #", None),
 }
 
@@ -92,6 +94,10 @@ def test_measured_tasks_are_points_of_sizes_and_seconds(tmp_path: Path) -> None:
     assert measured.points[1] == ((8, 8, 64, 768, 10), 2e-6)
     assert good.digest != machine_of("a100-sxm").digest
     bad = [("alone", each) for each in ("[]", "[[1, 2, 3]]", "[[1, 1, 1, 1, 1, -1]]", "3")]
+    twice = f"{points}\n{task.format('alone', points)}".rstrip()
+    with pytest.raises(MachineFileError, match="twice") as caught:
+        chosen_machine(written(tmp_path, TEXT + task.format("alone", twice)))
+    assert str(caught.value.report.source).endswith(f":{len(TEXT.splitlines()) + 7}")
     for world, wrong in [*bad, ("nowhere", points)]:
         with pytest.raises(MachineFileError, match=r"task\[0\]") as caught:
             chosen_machine(written(tmp_path, TEXT + task.format(world, wrong)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from plancompiler.costs.machine_file import read_machine
 from plancompiler.costs.measured_tasks import ALONE, PROCESSES, THREADS, Sizes
 from plancompiler.errors import UsageError
 from plancompiler.executor.timeline import Timeline, register_labels, task_labels
+from plancompiler.forecasting import calibrate
 from plancompiler.forecasting.calibrate import (
     TYPICAL,
     Calibration,
@@ -195,6 +197,26 @@ def test_a_busy_machine_is_refused_unless_forced() -> None:
     with pytest.raises(UsageError, match="busy") as caught:
         check_idle(5.0, 2, forced=False)
     assert "--force" in str(caught.value)
+
+
+def test_what_other_programs_do_meanwhile_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = tmp_path / "stat"
+    monkeypatch.setattr(calibrate, "_PROCESSOR_TIMES", times)
+    ticks = os.sysconf("SC_CLK_TCK")
+    line = "cpu  {} 0 0 99999 99999 0 0 0 0 0\ncpu0 1 2 3\n"
+    times.write_text(line.format(0))
+    monkeypatch.setattr(calibrate.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    calibration = Calibration(pc.run, tmp_path, counts={})
+    calibration.check()
+    times.write_text(line.format(10_000 * ticks))
+    with pytest.raises(UsageError, match="busy"):
+        calibration.check()
+    forced = Calibration(pc.run, tmp_path, True, {})
+    forced.check()
+    times.unlink()
+    assert calibrate.OthersLoad().cores() == 0.0
 
 
 def test_the_command_says_where_it_writes(tmp_path: Path) -> None:
