@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from plancompiler.forecasting.chakra import write_traces
 from plancompiler.forecasting.fitting import Change, changes_of
 from plancompiler.forecasting.html_report import html_report
 from plancompiler.forecasting.measured_run import MeasuredRun, run_measured, total_memory
+from plancompiler.forecasting.memory import WorkBuffers
 from plancompiler.ir.whole_file import named_file, naming_output
 from plancompiler.running.session import BACKENDS, run
 from plancompiler.running.world_size import world_size_of
@@ -148,6 +149,7 @@ def _print(predicted: Forecast) -> None:
         ("classes of ranks", str(len(predicted.classes))),
         ("memory of the fullest rank", f"{format_bytes(worst.memory.total)} (rank {worst.rank})"),
         ("", kinds),
+        *_work_rows(worst.work),
         ("it fits", "yes" if predicted.fits else "no"),
         *(
             (f"traffic {link}", format_bytes(nbytes))
@@ -165,6 +167,15 @@ def _print(predicted: Forecast) -> None:
     rows.append(("model FLOPs utilization", f"{predicted.mfu:.1%}"))
     rows.append(("forecast took", f"{predicted.seconds_taken:.2f} s"))
     print_table(("what", "value"), rows)
+
+
+def _work_rows(work: WorkBuffers | None) -> Iterator[tuple[str, str]]:
+    """What kernels make beside that memory, and of which it is not known."""
+    if work is None:
+        return
+    yield "work buffers of its kernels, beside", format_bytes(work.total)
+    if work.not_counted:
+        yield "", f"without {', '.join(work.not_counted)}: not known before they run"
 
 
 def _origin(predicted: Forecast) -> str:

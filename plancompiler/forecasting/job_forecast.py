@@ -21,7 +21,7 @@ from plancompiler.costs import Machine, chosen_machine, machine_names, machine_o
 from plancompiler.costs.machine import Source
 from plancompiler.costs.measured_tasks import ALONE, PROCESSES, THREADS
 from plancompiler.errors import UsageError
-from plancompiler.forecasting.memory import RankMemory, rank_memory
+from plancompiler.forecasting.memory import RankMemory, WorkBuffers, rank_memory, work_buffers
 from plancompiler.forecasting.rank_classes import RankClass, RankClasses, rank_classes
 from plancompiler.forecasting.sharing import uses_of
 from plancompiler.forecasting.task_time import TaskTimes
@@ -60,6 +60,8 @@ class ClassForecast:
     count: int
     """How many they are."""
     memory: RankMemory
+    work: WorkBuffers | None
+    """What kernels make beside that; None on devices other than CPUs."""
     received_bytes: float
     """Payload that comes from other ranks."""
     compute_seconds: float
@@ -162,6 +164,7 @@ class Forecast:
                     "rank": each.rank,
                     "count": each.count,
                     "memory_bytes": each.memory.by_kind() | {"total": each.memory.total},
+                    "work_bytes": None if each.work is None else each.work.json(),
                     "received_bytes": each.received_bytes,
                     "compute_seconds": each.compute_seconds,
                     "communication_seconds": each.communication_seconds,
@@ -225,10 +228,19 @@ def forecast(
             for link, ranks in by_class.links(each.plan, one, each.ranks):
                 traffic[link] = traffic.get(link, 0.0) + one.nbytes * ranks
         memory = rank_memory(each.plan, known, lambda register: _slots_of(classes, register))
+        work = work_buffers(each.plan) if known.device.type == "cpu" else None
         compute, moving, exposed, waiting = parts.get(each.simulated, (0.0, 0.0, 0.0, 0.0))
         forecasts.append(
             ClassForecast(
-                each.rank, len(each.ranks), memory, received, compute, moving, exposed, waiting
+                each.rank,
+                len(each.ranks),
+                memory,
+                work,
+                received,
+                compute,
+                moving,
+                exposed,
+                waiting,
             )
         )
     idle = sum(each.count * each.idle_seconds for each in forecasts)

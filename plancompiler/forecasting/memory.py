@@ -2,14 +2,15 @@
 
 On CPUs that is the blocks of its plan with what aligning them takes, and what binding its transport
 takes: results of collectives that wait aside, sums in wider dtypes, and receive buffers for peers
-on other nodes. Work buffers that kernels take while they run are not among it: what a kernel needs
-is known when it has run.
+on other nodes. Arrays that kernels make while steps run are told apart (`WorkBuffers`), as far as
+the definitions of their ops say them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from plancompiler.costs import Machine
 from plancompiler.executor.comm.collective import PIECE_BYTES
@@ -17,9 +18,12 @@ from plancompiler.executor.comm.program import program_of
 from plancompiler.executor.comm.reduce import TILE_BYTES, accumulator
 from plancompiler.executor.memory import ALIGNMENT
 from plancompiler.forecasting.traffic import BETWEEN, is_chunked, link_name
+from plancompiler.ir import TensorType
+from plancompiler.ir.op import Attrs
 from plancompiler.ir.shard import balanced_range, element_count
-from plancompiler.ir.task import unpack_id
-from plancompiler.ops.registry import op_def
+from plancompiler.ir.task import TaskKind, unpack_id
+from plancompiler.ops.kernel import scratch_of
+from plancompiler.ops.registry import Scratch, op_def
 from plancompiler.ops.ring import Round
 from plancompiler.plan.plan import (
     CollectiveSpec,
@@ -27,6 +31,7 @@ from plancompiler.plan.plan import (
     CopySpec,
     Plan,
     RegisterDesc,
+    Stream,
     Task,
     exchanged,
 )
@@ -53,6 +58,59 @@ class RankMemory:
 
     def by_kind(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkBuffers:
+    """Bytes of arrays that the kernels of a rank make on CPUs, from its first step on."""
+
+    kept: int
+    """That tasks keep between their runs."""
+    passing: int
+    """The most that one task of each stream makes beside these, streams added."""
+    not_counted: tuple[str, ...]
+    """Kinds of ops of the job whose kernels' arrays are not known before they run."""
+
+    @property
+    def total(self) -> int:
+        return self.kept + self.passing
+
+    def json(self) -> dict[str, object]:
+        return {"kept": self.kept, "passing": self.passing, "not_counted": list(self.not_counted)}
+
+
+def work_buffers(plan: Plan) -> WorkBuffers:
+    """What the kernels of a rank make beside what the plan gives them."""
+    kept, untold = 0, set()
+    passing: dict[Stream, int] = {}
+    for task in plan.tasks:
+        spec = task.spec
+        if not isinstance(spec, ComputeSpec) or task.kind is not TaskKind.COMPUTE:
+            continue
+        if op_def(spec.kind).view:
+            continue
+        made = task.outputs[: len(task.outputs) - spec.lanes]
+        known = None
+        if not spec.lanes:
+            known = _scratch(spec.kind, _types(plan, task.inputs), _types(plan, made), spec.attrs)
+        if known is None:
+            untold.add(spec.kind)
+            continue
+        kept += known.kept
+        passing[task.stream] = max(passing.get(task.stream, 0), known.passing)
+    return WorkBuffers(kept, sum(passing.values()), tuple(sorted(untold)))
+
+
+@lru_cache(maxsize=4096)
+def _scratch(
+    kind: str, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...], attrs: Attrs
+) -> Scratch | None:
+    return scratch_of(kind, inputs, outputs, dict(attrs))
+
+
+def _types(plan: Plan, registers: tuple[int, ...]) -> tuple[TensorType, ...]:
+    known = plan.register_by_id
+    return tuple(TensorType(known[each].shape, known[each].dtype) for each in registers)
 
 
 Slots = Callable[[int], int]

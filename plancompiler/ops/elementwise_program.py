@@ -19,12 +19,14 @@ from typing import Any
 
 import numpy as np
 
+from plancompiler.blas.numba_choice import numba_version
 from plancompiler.errors import GradientError
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import Attrs, AttrValue, TensorType, freeze_attrs
 from plancompiler.ir.operators import Scalar, TensorOperators
 from plancompiler.ir.placement import Placement
 from plancompiler.ir.sbp import NdSbp
+from plancompiler.ir.shard import element_count
 from plancompiler.ops.gradient import widened
 from plancompiler.ops.kernel import BLOCK_BYTES, kernel_for, ufunc_call
 from plancompiler.ops.numba_loops import compiled, loops_suit
@@ -37,6 +39,9 @@ from plancompiler.ops.registry import (
     Kernel,
     KernelContext,
     OpDef,
+    Scratch,
+    Types,
+    WorkArrays,
     infer_types,
     op_def,
 )
@@ -179,6 +184,39 @@ def expanded(
     return recording.program([numbers[-1].number], range(len(dtypes)))[0]
 
 
+def work_arrays(formula: Formula) -> WorkArrays:
+    """The arrays that the kernel of a formula makes where no loops are compiled."""
+
+    def tell(inputs: Types, outputs: Types, attrs: AttrMap) -> Scratch | None:
+        dtypes = tuple(each.dtype for each in inputs)
+        program = program_of(formula, freeze_attrs(attrs), dtypes)
+        return program_scratch(program, dtypes, outputs)
+
+    return tell
+
+
+def program_scratch(
+    program: Instructions, dtypes: tuple[DType, ...], outputs: Types
+) -> Scratch | None:
+    """The arrays that running a program on contiguous arrays makes."""
+    nbytes = BoundProgram(program, dtypes).work_bytes(element_count(outputs[0].shape))
+    return None if nbytes is None else Scratch(nbytes)
+
+
+def works_in_place(program: Instructions, types: Sequence[TensorType]) -> bool:
+    """Whether all instructions work in what they are given: functions of NumPy on dtypes that it
+    computes in, and casts.
+    """
+    for instruction in program:
+        if instruction.kind == "cast":
+            continue
+        definition = op_def(instruction.kind)
+        call = ufunc_call(definition.kernel, definition.complete(dict(instruction.attrs)))
+        if call is None or any(types[number].dtype.is_half for number in instruction.operands):
+            return False
+    return True
+
+
 _DERIVED: set[Kernel] = set()
 """Kernels made by `kernel_of`."""
 
@@ -219,6 +257,7 @@ class BoundProgram:
         self._apart = tuple(number for number in read_apart(program[-1]) if number < len(inputs))
         """Inputs that the last instruction reads where its kernel may not write over them."""
         self._block = max(1, BLOCK_BYTES // max(each.dtype.itemsize for each in types))
+        self._in_place = works_in_place(program, types)
         self._work: list[Array] = []
         # Formulas take logarithms of 0 and exponentials that overflow; what comes of it is bounded.
         self._bounds = any(each.kind.startswith(("log", "exp")) for each in program)
@@ -257,6 +296,14 @@ class BoundProgram:
             if stop > size:
                 work = [array[: size - start] for array in work]
             run([array[start:stop] for array in flat], work, result[start:stop])
+
+    def work_bytes(self, size: int) -> int | None:
+        """Bytes of the work buffers for contiguous arrays of so many elements on the host; None
+        where loops may be compiled in their place, or instructions make arrays themselves.
+        """
+        if not self._in_place or numba_version() is not None:
+            return None
+        return min(size, self._block) * sum(each.itemsize for each in self._dtypes)
 
     def _work_of(self, shape: tuple[int, ...]) -> list[Array]:
         if not self._work or self._work[0].shape != shape:

@@ -17,11 +17,17 @@ from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import AttrValue, freeze_attrs
 from plancompiler.ir.sbp import BROADCAST, Partial, Reduction, Sbp
 from plancompiler.ops.attributes import Attribute
-from plancompiler.ops.elementwise_program import BoundProgram, Instruction, expanded
+from plancompiler.ops.elementwise_program import (
+    BoundProgram,
+    Instruction,
+    expanded,
+    program_scratch,
+)
 from plancompiler.ops.registry import (
     Arrays,
     AttrMap,
     KernelContext,
+    Scratch,
     Types,
     axis_signatures,
     define_op,
@@ -159,6 +165,11 @@ def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     bound(inputs, outputs[0])
 
 
+def _scratch(inputs: Types, outputs: Types, attrs: AttrMap) -> Scratch | None:
+    dtypes = tuple(each.dtype for each in inputs)
+    return program_scratch(expanded(_program(attrs), dtypes), dtypes, outputs)
+
+
 def _flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
     types = _types(inputs, attrs)
     return sum(
@@ -178,6 +189,7 @@ define_op(
     rule=lambda inputs, outputs, attrs: f"{', '.join('...' for _ in inputs)} -> ...",
     attrs=(Attribute("program"),),
     kernel=_kernel,
+    scratch=_scratch,
     extra=_extra,
     flops=_flops,
     inplace=((0, 0),),

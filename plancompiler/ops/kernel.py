@@ -11,13 +11,26 @@ A kernel that makes arrays makes them with `context.arrays`, the namespace of wh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from plancompiler.ir.dtype import DType
-from plancompiler.ops.registry import Array, Arrays, AttrMap, Kernel, KernelContext, OpDef
+from plancompiler.ir.op import TensorType
+from plancompiler.ir.shard import element_count
+from plancompiler.ops.registry import (
+    Array,
+    Arrays,
+    AttrMap,
+    Kernel,
+    KernelContext,
+    OpDef,
+    Scratch,
+    Types,
+    no_arrays,
+    op_def,
+)
 
 T = TypeVar("T")
 
@@ -42,6 +55,18 @@ def scratch(
         buffer = context.state[name] = context.arrays.empty(size, dtype)
     view: Array = buffer[:size].reshape(shape)
     return view
+
+
+def block_elements(size: int, itemsize: int) -> int:
+    """Elements of the first piece of `blocks` of contiguous arrays, of which the widest has this
+    item size.
+    """
+    return size if size <= BLOCK_BYTES // 8 else min(size, max(1, BLOCK_BYTES // itemsize))
+
+
+def row_block_rows(rows: int, width: int, itemsize: int) -> int:
+    """Rows of the first piece of `row_blocks`."""
+    return min(rows, max(1, BLOCK_BYTES // max(1, width * itemsize)))
 
 
 def once(context: KernelContext, name: str, make: Callable[[AttrMap], T]) -> T:
@@ -151,7 +176,12 @@ def in_float32(kernel: Kernel) -> Kernel:
         else:
             kernel(context, inputs, outputs)
 
+    _IN_FLOAT32.add(widened)
     return widened if form is None else with_direct(form)(widened)
+
+
+_IN_FLOAT32: set[Kernel] = set()
+"""Kernels made by `in_float32`."""
 
 
 UfuncCall = tuple[np.ufunc, tuple[object | None, ...]]
@@ -213,6 +243,42 @@ def kernel_for(definition: OpDef, dtypes: Iterable[np.dtype[Any]]) -> Kernel:
     ):
         return definition.kernel
     return _through_float32(definition.kernel, DType.BFLOAT16.numpy)
+
+
+def scratch_of(
+    kind: str, inputs: Types, outputs: Types, attrs: Mapping[str, Any]
+) -> Scratch | None:
+    """The arrays that the host's kernel of an op makes for local inputs and outputs of these types;
+    None where its definition does not say it.
+    """
+    definition = op_def(kind)
+    named = definition.complete(attrs)
+    tell = definition.scratch
+    if tell is None and definition.kernel in _UFUNC_CALLS:
+        tell = no_arrays
+    if tell is None:
+        return None
+    dtypes = {each.dtype for each in (*inputs, *outputs)}
+    native = definition.takes_bfloat16 or definition.moves or definition.view
+    narrow = [DType.BFLOAT16] if not native else []
+    narrow += [DType.FLOAT16] if definition.kernel in _IN_FLOAT32 else []
+    if dtypes.isdisjoint(narrow):
+        return tell(inputs, outputs, named)
+
+    def wide(each: TensorType) -> TensorType:
+        return TensorType(each.shape, DType.FLOAT32) if each.dtype in narrow else each
+
+    known = tell(tuple(map(wide, inputs)), tuple(map(wide, outputs)), named)
+    if known is None:
+        return None
+    # See `_through_float32`.
+    copied = [wide(each) for each in inputs if each.dtype in narrow] + [*map(wide, outputs)]
+    return Scratch(known.kept, known.passing + sum(map(nbytes_of, copied)))
+
+
+def nbytes_of(type: TensorType) -> int:  # noqa: A002  # what it is
+    """Bytes of a tensor of a type."""
+    return element_count(type.shape) * type.dtype.itemsize
 
 
 def _through_float32(kernel: Kernel, narrow: np.dtype[Any]) -> Kernel:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal, ParamSpec, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
@@ -178,6 +178,24 @@ Formula = Callable[..., Any]
 """`(attributes, *inputs)`: what an op gives, written with other ops: a tensor, or a tuple."""
 
 
+class Scratch(NamedTuple):
+    """Bytes of arrays that a kernel on the host makes beside what it is given."""
+
+    kept: int = 0
+    """In its context, from its first call on."""
+    passing: int = 0
+    """At most at a time while it runs, beside these."""
+
+
+WorkArrays = Callable[[Types, Types, AttrMap], Scratch | None]
+"""`(local inputs, local outputs, attributes)`; None where it is not known."""
+
+
+def no_arrays(inputs: Types, outputs: Types, attrs: AttrMap) -> Scratch:
+    """Of kernels that work in what they are given."""
+    return Scratch()
+
+
 @dataclass(frozen=True, slots=True)
 class OpDef:
     """The one definition of an op."""
@@ -214,6 +232,9 @@ class OpDef:
     pointwise: Callable[[Types, Types, AttrMap], int] | None = None
     """Operations on global tensors beside those of `flops`, where these are of products and the
     kernel does others between them: a device does the others at its rate for float32."""
+    scratch: WorkArrays | None = None
+    """The arrays that the kernel makes; None where that is not known before it runs. Asked by
+    `ops.kernel.scratch_of`."""
     view: tuple[tuple[int, int], ...] = ()
     """(output, input) pairs where the output's bytes are the input's, so no work is needed if they
     share memory."""

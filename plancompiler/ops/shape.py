@@ -34,6 +34,7 @@ from plancompiler.ops.registry import (
     View,
     apply,
     define_op,
+    no_arrays,
 )
 from plancompiler.ops.rule import Signature, operand_line
 
@@ -117,6 +118,7 @@ define_op(
     kernel=lambda context, inputs, outputs: np.copyto(
         outputs[0], inputs[0].transpose(context.attrs["axes"])
     ),
+    scratch=no_arrays,
     gradient=of_one(_transpose_gradient),
     **MOVES,
     strided=View(

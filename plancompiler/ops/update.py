@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from plancompiler.blas.numba_choice import numba_version
 from plancompiler.errors import GradientError
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import Attrs, AttrValue, TensorType, freeze_attrs
@@ -38,6 +39,7 @@ from plancompiler.ops.elementwise_program import (
     Symbol,
     buffers_of,
     read_apart,
+    works_in_place,
 )
 from plancompiler.ops.kernel import BLOCK_BYTES, copy_unless_shared, in_float32
 from plancompiler.ops.numba_loops import loops_suit
@@ -49,6 +51,7 @@ from plancompiler.ops.registry import (
     Infer,
     Kernel,
     KernelContext,
+    Scratch,
     Types,
     define_op,
     infer_types,
@@ -271,6 +274,7 @@ class BoundUpdate:
         self._varying = [at for at, each in enumerate(update.constants) if each is None]
         widest = max((each.itemsize for each in self._work_dtypes), default=dtype.itemsize)
         self._block = max(1, BLOCK_BYTES // widest)
+        self._in_place = works_in_place(program, types)
         self._work: list[Array] = []
 
     def __call__(self, context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -330,6 +334,12 @@ class BoundUpdate:
             return self._dtype.type(value)
         on_device = isinstance(value, self._arrays.ndarray)
         return value.astype(self._dtype) if on_device else float(value)
+
+    def work_bytes(self, size: int) -> int | None:
+        """See `BoundProgram.work_bytes`."""
+        if not self._in_place or numba_version() is not None:
+            return None
+        return min(size, self._block) * sum(each.itemsize for each in self._work_dtypes)
 
     def _work_of(self, shape: tuple[int, ...]) -> list[Array]:
         if not self._work or self._work[0].shape != shape:
@@ -405,6 +415,14 @@ def define_update(
             context.state["update"] = run
         run(context, inputs, outputs)
 
+    def scratch(inputs: Types, outputs: Types, named: AttrMap) -> Scratch | None:
+        dtype = inputs[0].dtype
+        if dtype.is_half:
+            return None
+        bound = BoundUpdate(program(named, dtype), dtype, operands.inputs, changed, np)
+        nbytes = bound.work_bytes(element_count(inputs[0].shape))
+        return None if nbytes is None else Scratch(nbytes)
+
     def flops(inputs: Types, outputs: Types, named: AttrMap) -> int:
         size = len(program(complete(attrs, named), DType.FLOAT32).program)
         return size * element_count(inputs[0].shape)
@@ -416,6 +434,7 @@ def define_update(
         rule=f"{', '.join(['...'] * len(names))} -> {', '.join(['...'] * len(changed))}",
         attrs=attrs,
         kernel=kernel,
+        scratch=scratch,
         flops=flops,
         mutates=tuple((slot, place) for slot, place in enumerate(changed) if place is not None),
         scaled=scaled,

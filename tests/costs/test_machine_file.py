@@ -45,7 +45,7 @@ MISTAKES = {
     "not a number": ("value = 80e9", 'value = "80 GB"', "device.memory_bytes"),
     "infinite": ("value = 80e9", "value = inf", "device.memory_bytes"),
     "not whole": ("value = 8,", "value = 8.5,", "node.devices"),
-    "above its range": ("value = 0.67", "value = 1.5", "device.matrix_efficiency"),
+    "above its range": ("value = 0.71", "value = 1.5", "device.matrix_efficiency"),
     "unknown": ("launch_seconds", "lunch_seconds", "device.lunch_seconds"),
     "unknown table": ("[network]", "[networks]", "networks"),
     "unknown dtype": ("int8 =", "int7 =", "device.flops_per_second.int7"),
