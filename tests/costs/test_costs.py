@@ -19,9 +19,11 @@ from plancompiler.costs import (
     primitive_cost,
 )
 from plancompiler.costs.choice import FOLDER
-from plancompiler.ir import DType, NdSbp
+from plancompiler.forecasting.task_time import TaskTimes
+from plancompiler.ir import DType, NdSbp, TensorType
 from plancompiler.ir.task import Primitive
 from plancompiler.lower.compile import compile_plans
+from plancompiler.ops.registry import pointwise_of
 from tests.examples import gpt
 from tests.passes.worlds import configured, mesh
 
@@ -80,8 +82,29 @@ def test_a_kernel_takes_its_arithmetic_or_its_memory() -> None:
     assert flops == pytest.approx(3e-6 + 1e15 / (312e12 * device.matrix_efficiency))
     traffic = op_seconds(A100, 1, 1e12, DType.FLOAT16)
     assert traffic == pytest.approx(3e-6 + 1e12 / (2.039e12 * device.memory_efficiency))
+    both = op_seconds(A100, 1e15, 1, DType.FLOAT16, pointwise=1e13)
+    assert both - flops == pytest.approx(1e13 / 19.5e12)
     # int64 has no figure.
     assert op_seconds(A100, 1e15, 1, DType.INT64) == op_seconds(A100, 1e15, 1, DType.FLOAT32)
+
+
+def test_attention_does_more_than_products() -> None:
+    """Of each score that is made, of which a causal mask leaves half."""
+    query = TensorType((2, 4, 128, 64), DType.FLOAT16)
+    made = (query, TensorType((2, 4, 128), DType.FLOAT32))
+    attrs = {"causal": False, "scale": 0.125}
+    whole = pointwise_of("attention", (query,) * 3, made, attrs)
+    assert whole == 18 * 2 * 4 * 128 * 128
+    assert pointwise_of("attention", (query,) * 3, made, attrs | {"causal": True}) == whole // 2
+    assert pointwise_of("matmul", (query, query), (query,), {"transpose_b": True}) == 0
+    job = gpt(dp=1, layers=1, length=256)
+    plan = compile_plans(job, 1).plans[0]
+    (task,) = (each for each in plan.tasks if getattr(each.spec, "kind", "") == "attention")
+    times, scores = TaskTimes(A100), 8 * 4 * 256 * 256 / 2
+    products, others = 2 * scores * (8 + 8), 18 * scores
+    rate = A100.device.peak_flops(DType.FLOAT32)
+    expected = products / (rate * A100.device.matrix_efficiency) + others / rate
+    assert times.seconds(plan, task) == pytest.approx(3e-6 + expected)
 
 
 def test_buckets_and_reports_go_by_the_machine_of_the_config(tmp_path: Path) -> None:
