@@ -44,6 +44,17 @@ class Place(NamedTuple):
     sizes: Sizes
 
 
+class Work(NamedTuple):
+    """What a kernel does, as `op_seconds` is asked about it."""
+
+    flops: float
+    nbytes: float
+    """Read and written."""
+    dtype: DType
+    pointwise: float
+    """Operations in float32 between products."""
+
+
 class _Touched(NamedTuple):
     """What the tasks of a plan read and write in a step."""
 
@@ -67,7 +78,7 @@ class TaskTimes:
         self._world = world
         self._slowdown = 1.0 if world == ALONE else machine.host.slowdown
         """Of kernels, by other ranks that share the host with this one."""
-        self._works: dict[Hashable, tuple[float, float, DType]] = {}
+        self._works: dict[Hashable, Work] = {}
         self._touched: dict[int, _Touched] = {}
         """Of plans by identity."""
         self._seconds: dict[Place, float | None] = {}
@@ -148,7 +159,7 @@ class TaskTimes:
             work = None if spec.lanes else self.work(plan, task, spec)
             if work is None:
                 return None
-            flops, nbytes, dtype = work
+            flops, nbytes, dtype, _ = work
             made = task.outputs or task.inputs
             shape = plan.register_by_id[made[0]].shape
             columns = shape[-1] if shape else 1
@@ -231,13 +242,7 @@ class TaskTimes:
             work = self.work(plan, task, spec)
             if work is None:
                 return 0.0
-            pointwise = pointwise_of(
-                spec.kind,
-                _types(plan, task.inputs, spec),
-                _types(plan, task.outputs, spec),
-                dict(spec.attrs),
-            )
-            seconds = self._slowdown * op_seconds(self.machine, *work, pointwise)
+            seconds = self._slowdown * op_seconds(self.machine, *work)
             if spec.lanes:  # a piece travels while the one before is worked on
                 ranks = plan.communicators[spec.communicator].ranks
                 link = link_between(self.machine, ranks)
@@ -262,8 +267,8 @@ class TaskTimes:
             return self._slice(plan, task, spec)
         return 0.0
 
-    def work(self, plan: Plan, task: Task, spec: ComputeSpec) -> tuple[float, float, DType] | None:
-        """Operations, bytes that are read and written, and the dtype; None where nothing runs."""
+    def work(self, plan: Plan, task: Task, spec: ComputeSpec) -> Work | None:
+        """What the kernel of a task does; None where nothing runs."""
         if spec.kind in FREE_OPS or task.kind is not TaskKind.COMPUTE or op_def(spec.kind).view:
             return None
         inputs = _types(plan, task.inputs, spec)
@@ -274,9 +279,10 @@ class TaskTimes:
             nbytes = sum(
                 element_count(each.shape) * each.dtype.itemsize for each in (*inputs, *outputs)
             )
-            flops = flops_of(spec.kind, inputs, outputs, dict(spec.attrs))
+            typed = spec.kind, inputs, outputs, dict(spec.attrs)
             dtype = (outputs or inputs)[0].dtype
-            known = self._works[key] = (flops, nbytes, dtype)
+            known = Work(flops_of(*typed), nbytes, dtype, pointwise_of(*typed))
+            self._works[key] = known
         return known
 
     def _collective(self, plan: Plan, task: Task, spec: CollectiveSpec) -> float:

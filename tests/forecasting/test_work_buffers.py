@@ -35,7 +35,6 @@ JOBS = {
     "gpt bfloat16": lambda: gpt(dp=1, precision="bfloat16", microbatches=2, **LARGE),
 }
 UNKNOWN = {
-    "accumulate",
     "argmax",
     "arrays_batch",
     "attention",
@@ -44,8 +43,6 @@ UNKNOWN = {
     "cross_entropy_grad",
     "embedding",
     "embedding_grad",
-    "expand_to",
-    "found_inf",
     "loss_scale_update",
     "token_batch",
 }
