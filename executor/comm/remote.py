@@ -14,19 +14,24 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
 from plancompiler.errors import PlanCompilerError, SecurityError, TransportError
 from plancompiler.executor.comm import remote_wire as wire
+from plancompiler.executor.comm.host_wire import ABORT
 from plancompiler.executor.comm.messages import Frame, MessageLink, Receiver
 from plancompiler.executor.threads import await_threads, settle
 from plancompiler.limits import time_limits
 
 SERVICE = "plancompiler.Peers"
 _KEY = "plancompiler-peer-bin"
+_LAST_WORDS = "plancompiler-last-words-bin"
+"""The metadata in which a rank says its last frame to who sends to it, as well as over its own
+stream: that one may be cut."""
 METHOD = "Exchange"
 """Takes a stream of frames (see `remote_wire`) and answers with nothing after the last one."""
 MAX_STREAMS = 1024
@@ -47,6 +52,7 @@ _UNREACHED_SECONDS = time_limits.UNREACHED
 """How long tries to connect to a peer that listens may fail."""
 _UNHEARD_SECONDS = time_limits.UNHEARD
 """How long a peer that has come and answers may not have heard of this rank."""
+_UNHEARD_END = "it ended its run, and what it sent last was lost on the way"
 _CLOSURES = 2
 """Connections that a peer closes at once before it counts as refusing them."""
 _POLL_SECONDS = 0.5
@@ -69,6 +75,16 @@ _OPTIONS: list[tuple[str, int]] = [
 ]
 
 
+class _RankOfRun(NamedTuple):
+    """A rank that takes streams."""
+
+    token: str
+    """The run's."""
+    receiver: Receiver
+    streams: set[grpc.ServicerContext]
+    """Those that are open."""
+
+
 class PeerServer:
     """Where ranks of other hosts reach the ranks of this process.
 
@@ -84,8 +100,8 @@ class PeerServer:
         key: bytes = b"",
     ) -> None:
         self.key = key
-        self._receivers: dict[tuple[bytes, int], tuple[str, Receiver]] = {}
-        """By run and rank, with the run's token."""
+        self._runs: dict[tuple[bytes, int], _RankOfRun] = {}
+        """By the run's name and the rank."""
         self._changed = threading.Condition()
         self._closed = False
         self._threads = _StreamThreads()
@@ -111,15 +127,26 @@ class PeerServer:
         """Take streams of a run for a rank."""
         key = wire.run_name(token), receiver.rank
         with self._changed:
-            if key in self._receivers:
+            if key in self._runs:
                 raise TransportError("a rank was started twice", rank=receiver.rank)
-            self._receivers[key] = token, receiver
+            self._runs[key] = _RankOfRun(token, receiver, set())
             self._changed.notify_all()
+
+    def answer(self, token: str, receiver: Receiver, last: Frame) -> None:
+        """Say a rank's last frame to those whose streams to it are open; they hear it when these
+        end.
+        """
+        with self._changed:
+            run = self._runs.get((wire.run_name(token), receiver.rank))
+            streams = tuple(run.streams) if run is not None else ()
+        for context in streams:
+            with suppress(grpc.RpcError, ValueError):  # it has just ended
+                context.send_initial_metadata(((_LAST_WORDS, last.encoded()),))
 
     def detach(self, token: str, receiver: Receiver) -> None:
         """Take no more streams of a run; those that are open go on to their end."""
         with self._changed:
-            self._receivers.pop((wire.run_name(token), receiver.rank), None)
+            self._runs.pop((wire.run_name(token), receiver.rank), None)
 
     def close(self, grace: float | None = None) -> None:
         """End all streams, after `grace` seconds if they do not end before, and stop listening.
@@ -152,12 +179,14 @@ class PeerServer:
                 grpc.StatusCode.UNAUTHENTICATED, "a process that does not know this cluster called"
             )
         try:
-            rank, receiver = self._greet(frames, context)
+            rank, run = self._greet(frames, context)
         except PlanCompilerError as error:
             context.abort(grpc.StatusCode.PERMISSION_DENIED, error.report.what)
         except Exception:  # the stream ended; grpc has no narrower class for it
             return b""
-        reason = "its stream ended"
+        reason, receiver = "its stream ended", run.receiver
+        with self._changed:
+            run.streams.add(context)
         try:
             for place, frame in enumerate(frames, start=1):  # the greeting was frame 0
                 if not receiver.receive(rank, wire.without_check(frame, place)):
@@ -168,12 +197,15 @@ class PeerServer:
             reason = error.report.what
         except Exception as error:  # as above, or a fault here: either way the peer is lost
             reason = str(error) or type(error).__name__
+        finally:
+            with self._changed:
+                run.streams.discard(context)
         receiver.lost(rank, reason)
         return b""
 
     def _greet(
         self, frames: Iterator[bytes], context: grpc.ServicerContext
-    ) -> tuple[int, Receiver]:
+    ) -> tuple[int, _RankOfRun]:
         # A stream that does not introduce itself must not keep a thread.
         timer = threading.Timer(HELLO_SECONDS, context.cancel)
         timer.daemon = True
@@ -186,14 +218,14 @@ class PeerServer:
         key = hello.run, hello.receiver
         end = time.monotonic() + RUN_SECONDS
         with self._changed:
-            while key not in self._receivers:
+            while key not in self._runs:
                 if self._closed or not context.is_active() or time.monotonic() > end:
                     raise TransportError("this process knows nothing of the run")
                 self._changed.wait(_POLL_SECONDS)
-            token, receiver = self._receivers[key]
-        if not wire.is_of_run(hello, token):
+            run = self._runs[key]
+        if not wire.is_of_run(hello, run.token):
             raise TransportError("a process that is not part of the run greeted this rank")
-        return hello.sender, receiver
+        return hello.sender, run
 
 
 class _StreamThreads(ThreadPoolExecutor):
@@ -341,7 +373,12 @@ class StreamCarrier:
     def _ended(self, peer: int, call: Any) -> None:
         if self._closing or self._receiver is None or call.code() is grpc.StatusCode.OK:
             return
-        self._receiver.lost(peer, f"at {self.where(peer)}: {call.details() or call.code().name}")
+        last = dict(call.initial_metadata() or ()).get(_LAST_WORDS, b"")
+        if last[:1] == bytes([ABORT]):
+            self._receiver.receive(peer, last)
+            return
+        details = _UNHEARD_END if last else call.details() or call.code().name
+        self._receiver.lost(peer, f"at {self.where(peer)}: {details}")
 
     def send(self, rank: int, frame: Frame) -> None:
         """See `Carrier.send`."""
@@ -352,6 +389,8 @@ class StreamCarrier:
     def close(self, last: Frame, hurry: bool, seconds: float) -> None:
         """See `Carrier.close`."""
         self._closing = True
+        if self._receiver is not None:
+            self._server.answer(self._token, self._receiver, last)
         for line in self._lines.values():
             line.finish(last, hurry)
         end = time.monotonic() + seconds

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import random
 import secrets
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from queue import SimpleQueue
 
 import pytest
 
+from benchmarks.campaign.proxy import Fault, Proxy
 from plancompiler.cluster.channel import open_channel
-from plancompiler.errors import AbortedError, TransportError
+from plancompiler.errors import AbortedError, PlanCompilerError, ShapeError, TransportError
 from plancompiler.executor.comm import messages, remote
+from plancompiler.executor.comm.message_rendezvous import MessageWorldLink
 from plancompiler.executor.comm.remote import PeerServer, remote_link
 from plancompiler.executor.runtime import Runtime
 from tests.cluster.test_damaged_connections import altering
@@ -104,3 +108,48 @@ def test_a_peer_that_answers_and_never_hears_of_this_rank_is_named(
     assert isinstance(error, TransportError)
     assert error.report.what == "what this rank sends does not reach rank 1"
     assert error.report.rank == 1
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["after an error", "well"])
+def test_who_hears_nothing_of_a_peer_that_ends_is_told_over_its_own_stream(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "CLOSE_SECONDS", 0.2)
+    token = secrets.token_hex(8)
+    with ExitStack() as stack:
+        servers = [PeerServer("127.0.0.1:0") for _ in range(2)]
+        for server in servers:
+            stack.callback(server.close)
+        addresses = [f"127.0.0.1:{server.port}" for server in servers]
+        cut = stack.enter_context(Proxy(addresses[0], random.Random(0)))
+        reached = [addresses[1], cut.address]
+        worlds = [
+            MessageWorldLink(
+                remote_link(
+                    token,
+                    rank,
+                    servers[rank],
+                    {1 - rank: reached[rank]},
+                    closing=servers[rank].close,
+                ),
+                2,
+                start_deadline=60.0,
+            )
+            for rank in range(2)
+        ]
+        stack.callback(worlds[0].close)
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda world: world.rendezvous((0, 1)).publish("", (), ""), worlds))
+        told: SimpleQueue[PlanCompilerError] = SimpleQueue()
+        worlds[0].failed = told.put
+        cut.arm(Fault("blackhole", to_server=True, after=0))
+        if fails:
+            worlds[1].abort(ShapeError("broken on purpose"))
+        worlds[1].close()
+        error = told.get(timeout=60)
+    if fails:
+        assert isinstance(error, AbortedError)
+        assert error.report.what == "the run was stopped because rank 1 failed"
+        assert "broken on purpose" in str(error.report.got)
+    else:
+        assert "it ended its run, and what it sent last was lost" in str(error)
