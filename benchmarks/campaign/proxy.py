@@ -68,6 +68,8 @@ class Proxy:
         self._passed = 0
         self.fired_at: float | None = None
         """When the fault began."""
+        self.connections = 0
+        """That have come to it."""
         self._swallows = False
         self._delays_until = 0.0
         self._sockets: list[socket.socket] = []
@@ -87,6 +89,7 @@ class Proxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            self.connections += 1
             self._sockets.append(client)
             if self._swallows:
                 continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Mapping
@@ -34,7 +33,7 @@ from plancompiler.cli.record import Record, require_own_data
 from plancompiler.cli.waiting import say_waiting
 from plancompiler.cluster.channel import TlsFiles
 from plancompiler.cluster.messages import JobPhase
-from plancompiler.errors import PlanCompilerError, UsageError
+from plancompiler.errors import UsageError
 from plancompiler.executor.trace import about_run, write_trace
 from plancompiler.ir import Job
 from plancompiler.ir.whole_file import check_writable
@@ -200,10 +199,8 @@ def submit_command(
                     advance(
                         record.add({name: outputs[name] for name in job.outputs if name in outputs})
                     )
-        except BaseException:
-            # After a failure there is nothing left to cancel, or nobody to ask.
-            with contextlib.suppress(PlanCompilerError):
-                handle.cancel()
+        except BaseException as error:
+            handle.give_up(error)
             raise
         timelines = handle.timelines() if profile or trace is not None else None
         if trace is not None and timelines is not None:

@@ -241,9 +241,8 @@ class Client(Closing):
                 return plans.receive()
             except MasterUnreachableError:  # it was started again meanwhile, as the job's end says
                 return handle.plans()
-        except BaseException:
-            with suppress(PlanCompilerError):
-                handle.cancel()
+        except BaseException as error:
+            handle.give_up(error)
             raise
         finally:
             plans.cancel()

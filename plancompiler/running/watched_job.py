@@ -231,6 +231,14 @@ class WatchedJob(Closing):
         """Stop the job; False where it had already ended."""
         return cancel_job(self._stub, self._address, self.job_id)
 
+    def give_up(self, error: BaseException) -> None:
+        """Stop the job because of an error of who follows it; fails in nothing itself. A master
+        that could not be reached is not asked: it would be waited for once more.
+        """
+        if not isinstance(error, MasterUnreachableError):
+            with suppress(PlanCompilerError):
+                self.cancel()
+
     def logs(self, rank: int | None = None, *, follow: bool = False) -> Iterator[RankLine]:
         """What the job's ranks printed: see `read_log`."""
         return read_log(self._stub, self._address, self.job_id, rank, follow)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import socket
 import threading
@@ -10,8 +11,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from benchmarks.campaign.proxy import Fault, Proxy
 from plancompiler import Client
+from plancompiler.cli.program import cli
 from plancompiler.cluster.checked import Received, Sent
 from plancompiler.cluster.chunks import Assembler, to_chunks
 from plancompiler.cluster.messages import JobPhase, JobRequest, Outputs
@@ -22,6 +26,8 @@ from plancompiler.running.step_count import StepCount
 from tests.cluster.conftest import Workers
 from tests.cluster.simulated import cluster_of, until
 from tests.integration.tiny_jobs import regression
+
+MLP = Path(__file__).resolve().parents[2] / "examples" / "mlp.py"
 
 # --- messages of a stream -------------------------------------------------------------------------
 
@@ -264,3 +270,21 @@ def test_what_is_changed_between_master_and_client_is_an_error(
         with pytest.raises(PlanCompilerError, match=noticed):
             list(client.submit(regression(1), 50))  # the end is not in the changed piece
         assert proxy.altered
+
+
+def test_a_master_that_is_gone_is_not_asked_to_cancel(token: Path, workers: Workers) -> None:
+    """Whoever lost it would wait as long once more for an answer."""
+    with (
+        MasterServer(ranks=2, token_file=token) as server,
+        Proxy(server.address, random.Random(0)) as proxy,
+    ):
+        workers(server.address, 2, token_file=token)
+        proxy.arm(Fault("blackhole", to_server=False, after=30_000))
+        words = ("--master", proxy.address, "--token-file", token, "--timeout", 2)
+        submit = ("submit", MLP, *words, "--steps", 10**6)
+        done = CliRunner().invoke(cli, [*map(str, submit)])
+        assert done.exit_code == 1
+        assert "MasterUnreachableError" in done.stderr
+        assert proxy.connections == 1
+        with Client(server.address, token_file=token) as client:
+            client.cancel(1)
