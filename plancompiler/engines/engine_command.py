@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -13,6 +12,7 @@ from contextlib import suppress
 from plancompiler.engines.guard import Guard
 from plancompiler.engines.hosted import engine_environment
 from plancompiler.engines.launcher import exit_text
+from plancompiler.engines.line_reader import LAST_WORDS_SECONDS, LineReader
 from plancompiler.limits import time_limits
 
 _LINES = 20
@@ -44,22 +44,18 @@ class EngineCommand:
             start_new_session=True,
         )
         self._guard.add(self._process.pid)
-        self._reader = threading.Thread(target=self._read, name=f"lines of {self._name}")
-        self._reader.start()
+        self._reader = LineReader(self._process.stdout, self._read, f"lines of {self._name}")
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for line in lines:
-                self._last.append(line.strip())
-                self._say(line)
+    def _read(self, line: str) -> None:
+        self._last.append(line.strip())
+        self._say(line)
 
     def ended(self) -> str | None:
         """How it has ended and what it said last; None while it runs."""
         code = self._process.poll()
         if code is None:
             return None
-        self._reader.join(_LAST_WORDS_SECONDS)
+        self._reader.join(LAST_WORDS_SECONDS)
         words = " ".join(line for line in self._last if line)
         return f"{self._name}: {exit_text(code)}" + (f"; it said: {words}" if words else "")
 
@@ -78,9 +74,8 @@ class EngineCommand:
                 break
         self._guard.close()  # kills what is left
         self._process.wait()
-        self._reader.join()
+        self._reader.finish()
 
 
-_LAST_WORDS_SECONDS = 0.5
 _END_SECONDS = 0.7
 """Twice this, after the silence of a lost agent, must fit into what ending a run may take."""

@@ -9,16 +9,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import IO
 
 from plancompiler.engines.guard import Guard
 from plancompiler.engines.launch_variables import PIPE, world_variables
-from plancompiler.engines.launcher import LINE_CHARACTERS, SECRET_WORD, Program, StartedRank
+from plancompiler.engines.launcher import SECRET_WORD, Program, StartedRank
+from plancompiler.engines.line_reader import LAST_WORDS_SECONDS, LineReader
 from plancompiler.executor.process_status import StoppedProcesses
 from plancompiler.limits import time_limits
-
-_LAST_WORDS_SECONDS = 0.5
-"""How long to read what an ended rank has said where what it started can still write."""
 
 
 class LocalRank(StartedRank):
@@ -55,28 +52,11 @@ class LocalRank(StartedRank):
         guard.add(self.process.pid)
         self._readers = []
         if take is not None:
-            self._readers.append(self._read_in_thread(self.process.stdout, take, "stdout"))
-        self._readers.append(
-            self._read_in_thread(
-                self.process.stderr, self.heard if holds else partial(say, rank), "stderr"
-            )
-        )
+            self._readers.append(LineReader(self.process.stdout, take, f"stdout of rank {rank}"))
+        heard = self.heard if holds else partial(say, rank)
+        self._readers.append(LineReader(self.process.stderr, heard, f"stderr of rank {rank}"))
         self._waiter = threading.Thread(target=self._wait, name=f"end of rank {rank}")
         self._waiter.start()
-
-    def _read_in_thread(
-        self, stream: IO[str] | None, take: Callable[[str], None], name: str
-    ) -> threading.Thread:
-        assert stream is not None
-
-        def read() -> None:
-            with stream:
-                for line in iter(partial(stream.readline, LINE_CHARACTERS), ""):
-                    take(line)
-
-        thread = threading.Thread(target=read, name=f"{name} of rank {self.rank}", daemon=True)
-        thread.start()
-        return thread
 
     def _wait(self) -> None:
         code = self.process.wait()
@@ -86,7 +66,7 @@ class LocalRank(StartedRank):
             self._guard.remove(self.process.pid)
         # What it has started may hold its standard error open: the group ends with it.
         for reader in self._readers:
-            reader.join(_LAST_WORDS_SECONDS)
+            reader.join(LAST_WORDS_SECONDS)
         self.has_ended(code)
 
     def send(self, number: int) -> None:
@@ -98,7 +78,7 @@ class LocalRank(StartedRank):
         """Return when all that it said has been read; its group has ended."""
         self._waiter.join()
         for reader in self._readers:
-            reader.join()
+            reader.finish()
 
 
 class LocalLauncher:

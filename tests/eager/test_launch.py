@@ -105,6 +105,31 @@ def test_a_program_without_init_is_told_to_call_it(tmp_path):
     assert "start more ranks" not in done.stderr
 
 
+DAEMON = """
+import subprocess, sys
+import plancompiler as pc
+
+world = pc.init()
+daemon = subprocess.Popen(["sleep", "1000"], stdout=subprocess.DEVNULL, start_new_session=True)
+sys.stdout.write(f"{daemon.pid}\\n")
+sys.stderr.write("the last words\\n")
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("code", [0, 3])
+def test_nobody_waits_for_a_daemon_that_holds_standard_error(tmp_path, code):
+    path = tmp_path / "daemon.py"
+    path.write_text(DAEMON)
+    done = launch("-n", 1, path, code)
+    pid = int(done.stdout)
+    assert Path(f"/proc/{pid}").exists()
+    os.kill(pid, signal.SIGKILL)
+    assert "the last words" in done.stderr
+    assert done.returncode == (1 if code else 0)
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_behind(script, number):
