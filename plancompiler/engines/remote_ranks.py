@@ -26,6 +26,10 @@ from plancompiler.executor.process_status import StoppedProcesses, process_space
 from plancompiler.limits import time_limits
 
 _BACKLOG = 1024
+_STRANGERS = 64
+"""Connections at once whose other side has yet to prove that it knows the secret; more wait."""
+_PAUSE_SECONDS = 0.1
+"""After a connection that could not be taken, as where too many files are open."""
 _NAME_SECONDS = 0.2
 
 
@@ -96,11 +100,14 @@ class AgentServer:
         self.arrived = threading.Condition()
         """Notified when an agent comes or goes."""
         self._watch = StoppedProcesses()
+        self._is_closed = threading.Event()
+        self._places = threading.BoundedSemaphore(_STRANGERS)
         self._thread = threading.Thread(target=self._accept, name="agents")
         self._thread.start()
 
     def close(self) -> None:
         """Take no more agents. Those that are there are let go before."""
+        self._is_closed.set()
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -169,23 +176,48 @@ class AgentServer:
         return started
 
     def _accept(self) -> None:
-        while True:
+        while not self._is_closed.is_set():
+            if not self._places.acquire(timeout=_PAUSE_SECONDS):
+                continue
             try:
                 accepted, _ = self._socket.accept()
             except OSError:
-                return
+                self._places.release()
+                self._is_closed.wait(_PAUSE_SECONDS)
+                continue
             threading.Thread(target=self._serve, args=(accepted,), daemon=True).start()
 
-    def _serve(self, accepted: socket.socket) -> None:
+    def _prove(self, accepted: socket.socket) -> Connection | None:
+        """The connection, once the other side has proved that it knows the secret, in so much time
+        and no more; None where it does not. OSError where the connection breaks off.
+        """
         accepted.settimeout(SILENCE_SECONDS)
+        with accepted.dup() as handle:  # TLS takes the socket itself away
+            timer = threading.Timer(SILENCE_SECONDS, _break_off, (handle,))
+            timer.daemon = True
+            timer.start()
+            try:
+                connection = Connection(secured_server(accepted, self.address))
+                if connection.accept(self._secret):
+                    return connection
+                connection.close()
+            finally:
+                timer.cancel()
+                timer.join()
+        return None
+
+    def _serve(self, accepted: socket.socket) -> None:
+        connection = None
         try:
-            connection = Connection(secured_server(accepted, self.address))
+            connection = self._prove(accepted)
         except OSError:
             accepted.close()
+        finally:
+            self._places.release()
+        if connection is None:
             return
-        hello = connection.receive() if connection.accept(self._secret) else None
         try:
-            agent = _agent_of(connection, hello)
+            agent = _agent_of(connection, connection.receive())
         except (KeyError, TypeError, ValueError):
             connection.close()
             return
@@ -224,6 +256,11 @@ class AgentServer:
             agent.said_goodbye = True
         elif kind == "gone":
             agent.said_goodbye = True
+
+
+def _break_off(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import sys
 import threading
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
-from plancompiler.engines import mpi
+from plancompiler.cluster.address import split_address
+from plancompiler.engines import mpi, remote_ranks
 from plancompiler.engines.choice import open_launcher
 from plancompiler.engines.control import connect, read_program, write_program
 from plancompiler.engines.hosted import _start_all
@@ -48,6 +51,45 @@ def test_only_those_who_know_the_secret_are_agents(server: AgentServer) -> None:
     known.close()
     with server.arrived:
         assert server.arrived.wait_for(lambda: not server.agents, 10)
+
+
+def test_strangers_do_not_keep_agents_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither those who say nothing, nor those who say a little now and then."""
+    monkeypatch.setattr(remote_ranks, "_STRANGERS", 2)
+    monkeypatch.setattr(remote_ranks, "SILENCE_SECONDS", 0.5)
+    server = AgentServer("127.0.0.1:0", "the secret", lambda _rank, _line: None)
+    over = threading.Event()
+
+    def drip(stranger: socket.socket) -> None:
+        with suppress(OSError):
+            while not over.wait(0.1):
+                stranger.send(b"?")
+
+    with ExitStack() as stack:
+        stack.callback(server.close)
+        for talks in (True, True, False):
+            stranger = stack.enter_context(socket.create_connection(split_address(server.address)))
+            if talks:
+                thread = threading.Thread(target=drip, args=(stranger,))
+                thread.start()
+                stack.callback(thread.join)
+        stack.callback(over.set)
+        connect(server.address, "the secret", 60).close()
+
+
+def test_a_launcher_whose_files_are_all_open_takes_agents_again(server: AgentServer) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        agent = stack.enter_context(socket.socket())
+        lowest_free = os.open(os.devnull, os.O_RDONLY)
+        os.close(lowest_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+        agent.connect(split_address(server.address))
+        agent.settimeout(0.5)
+        with suppress(OSError):  # taken before there were no more files, or not
+            agent.recv(1)
+    connect(server.address, "the secret", 10).close()
 
 
 def test_what_makes_no_sense_ends_the_connection(server: AgentServer) -> None:
