@@ -70,6 +70,7 @@ from plancompiler.master.journal import GRAPH, Journal, Writing
 from plancompiler.master.kept_log import KeptLog
 from plancompiler.master.masters_half import SLICES_MODE, masters_half
 from plancompiler.master.observation import Observation
+from plancompiler.master.records import unknown_job
 from plancompiler.master.snapshot import Snapshot
 from plancompiler.master.state import MasterState
 from plancompiler.master.stopped_early import StoppedEarly
@@ -595,7 +596,7 @@ class MasterShell:
         """A job's things; ClusterError where there is no such job."""
         channel = self._channels.get(job_id)
         if channel is None:
-            raise ClusterError("the master knows no such job", got=f"job {job_id}")
+            raise unknown_job(job_id)
         return channel
 
     def ranks_of(self, job_id: int) -> int:

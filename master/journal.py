@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -56,6 +57,15 @@ create table worker (slot integer primary key, record text);
 create table command (number integer primary key, slot integer, place integer, message blob);
 create index command_of_slot on command (slot, place);
 """
+_FREE_DISK = (
+    "free its disk and start the master again, which goes on where it was; or start with another "
+    "--journal, without the jobs of this one"
+)
+_START_ANOTHER = (
+    "this file is damaged, or no journal: start the master with another --journal; it then knows "
+    "none of the jobs of this one"
+)
+_NAME_ANOTHER = "name a file of this user, in a folder that there is"
 GRAPH = -1
 """In place of a rank: the boxing task graph, which is kept with the plans of ranks."""
 FORGOTTEN = frozenset({"shipping", "facts", "kernels", "told", "asked"})
@@ -253,21 +263,21 @@ class Journal:
             yield
         except sqlite3.OperationalError as error:
             if "locked" not in str(error):
-                raise self._unusable(error) from error
+                wrong = "no such" in str(error)  # a table or column
+                raise self._unusable(error, _START_ANOTHER if wrong else _FREE_DISK) from error
             raise ClusterError(
                 "another master uses this journal",
                 got=str(self.path),
                 hint="give each master a --journal of its own, or stop the other one",
             ) from None
-        except (sqlite3.Error, OSError, ValueError, TypeError, KeyError) as error:
-            raise self._unusable(error) from error
+        except OSError as error:
+            raise self._unusable(error.strerror, _NAME_ANOTHER) from error
+        except (sqlite3.Error, ValueError, TypeError, KeyError) as error:
+            raise self._unusable(error, _START_ANOTHER) from error
 
-    def _unusable(self, error: Exception) -> ClusterError:
+    def _unusable(self, why: object, hint: str) -> ClusterError:
         return ClusterError(
-            "the master's journal cannot be used",
-            got=f"{self.path}: {error}",
-            hint="free its disk and start the master again, which goes on where it was; or start "
-            "with another --journal, without the jobs of this one",
+            "the master's journal cannot be used", got=f"{self.path}: {why}", hint=hint
         )
 
 
@@ -383,6 +393,10 @@ def _make_private(path: Path) -> None:
         about = os.fstat(descriptor)
     finally:
         os.close(descriptor)
+    if not stat.S_ISREG(about.st_mode):
+        raise ClusterError(
+            "the master's journal cannot be used", got=f"{path}: no plain file", hint=_NAME_ANOTHER
+        )
     if about.st_mode & 0o077 or about.st_uid != os.getuid():
         raise SecurityError(
             "others could read or change a journal",

@@ -21,7 +21,7 @@ from plancompiler.cluster.messages import (
     WorkerStatus,
     WriteIndex,
 )
-from plancompiler.errors import ErrorReport, WorkerLostError
+from plancompiler.errors import ClusterError, ErrorReport, WorkerLostError
 from plancompiler.limits.time_limits import BUSY_SHARE, TELL
 from plancompiler.master.saving import Operation, Saving
 from plancompiler.master.shipping import Shipping
@@ -212,3 +212,12 @@ class JobRecord:
         waiting = Waiting(ranks, count, self.seconds(now))
         self.told = waiting, now
         return waiting
+
+
+def unknown_job(job_id: int) -> ClusterError:
+    """The error of whoever asks for a job that is not remembered."""
+    return ClusterError(
+        "the master knows no such job",
+        got=f"job {job_id}",
+        hint="`plancompiler jobs` lists those that it knows: of jobs that ended only the latest",
+    )

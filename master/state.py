@@ -95,7 +95,7 @@ from plancompiler.master.events import (
 )
 from plancompiler.master.job_queue import JobQueue
 from plancompiler.master.peers import check_reachable, far_peers, host_of
-from plancompiler.master.records import JobRecord, Worker
+from plancompiler.master.records import JobRecord, Worker, unknown_job
 from plancompiler.master.registration import free_slot
 from plancompiler.master.saving import Operation, Saving, operations_of, take_operation
 from plancompiler.master.shipping import Delivery, Shipping
@@ -812,7 +812,7 @@ class MasterState:
     def _known(self, job_id: int) -> JobRecord:
         job = self._jobs.get(job_id)
         if job is None:
-            raise ClusterError("the master knows no such job", got=f"job {job_id}")
+            raise unknown_job(job_id)
         return job
 
 

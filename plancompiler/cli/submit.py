@@ -73,6 +73,11 @@ from plancompiler.running.client import Client, Handle
 @save_options
 @timeout_option
 @timeline_options
+@click.option(
+    "--record",
+    is_flag=True,
+    help="Record the job's timeline, for `fetch --what timeline`; also with --detach.",
+)
 @cache_option
 @click.option(
     "--deadline",
@@ -104,6 +109,7 @@ def submit_command(
     timeout: float,
     trace: Path | None,
     profile: bool,
+    record: bool,
     cache: bool,
     deadline: float | None,
     anomaly: bool,
@@ -129,7 +135,7 @@ def submit_command(
     """
     # Without a wish of the client, the master's own default counts.
     wished = resolve_mode(mode) if mode or os.environ.get(MODE_VARIABLE) else None
-    record = Record()
+    shown = Record()
     seconds: list[float] = []
     begin = 0.0
 
@@ -158,6 +164,7 @@ def submit_command(
             "a timeline is written by whoever follows the job to its end",
             got="--detach with --trace or --profile",
             expected="one of them",
+            hint="--detach --record, and later `plancompiler fetch JOB --what timeline`",
         )
     if trace is not None:
         check_writable(trace, "the trace file")
@@ -180,7 +187,7 @@ def submit_command(
             save_every=save_every,
             cache=cache,
             deadline=deadline,
-            record=profile or trace is not None,
+            record=record or profile or trace is not None,
             anomaly=anomaly,
             name=name,
             on_phase=entered,
@@ -197,7 +204,7 @@ def submit_command(
                     seconds.append(now - begin)
                     begin = now
                     advance(
-                        record.add({name: outputs[name] for name in job.outputs if name in outputs})
+                        shown.add({name: outputs[name] for name in job.outputs if name in outputs})
                     )
         except BaseException as error:
             handle.give_up(error)
@@ -206,7 +213,7 @@ def submit_command(
         if trace is not None and timelines is not None:
             write_trace(trace, timelines, about_run(job, "processes"))
             print_note(f"wrote the timeline to {trace}")
-    record.report(
+    shown.report(
         ranks=ranks,
         backend="cluster",
         mode=wished,
@@ -228,6 +235,7 @@ _EXECUTING = {
     "save_every": "--save-every",
     "trace": "--trace",
     "profile": "--profile",
+    "record": "--record",
     "deadline": "--deadline",
     "anomaly": "--anomaly",
     "strict_restore": "--no-strict-restore",

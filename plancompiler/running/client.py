@@ -407,7 +407,6 @@ class Handle(WatchedJob):
         super().__init__(
             stub, address, job_id, on_phase, on_waiting, names, since=since, beside=True
         )
-        self._names = names
         self._asked = steps
         self._last: dict[str, Any] = {}
 
@@ -470,7 +469,7 @@ class Handle(WatchedJob):
             raise UsageError(
                 "no timelines of this job have come",
                 got=f"phase {self.phase}",
-                expected="a job that has finished, submitted with record=True",
+                expected="a job that has finished, submitted with record=True (`submit --record`)",
             )
         return timelines_from_bytes(self._recorded)
 

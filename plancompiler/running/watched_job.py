@@ -105,6 +105,7 @@ class WatchedJob(Closing):
         """Timelines of ranks."""
         self._reader = Reader(JOB_EVENTS)
         self._received = Received("the master")
+        self._names = tuple(names)
         self._steps = StepCount(names)
         self._watched = pb.JobRequest(job_id=job_id, since=since, beside=beside)
         self._stream: Any = None
@@ -225,7 +226,8 @@ class WatchedJob(Closing):
         outputs = self._outputs.pop(step, {})
         for older in [each for each in self._outputs if each < step]:
             del self._outputs[older]
-        return outputs
+        # In the job's order, and not that in which its ranks have come.
+        return {name: outputs[name] for name in self._names if name in outputs} | outputs
 
     def cancel(self) -> bool:
         """Stop the job; False where it had already ended."""

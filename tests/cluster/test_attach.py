@@ -178,6 +178,7 @@ def test_the_commands(cluster: MasterServer) -> None:
         refused = invoke(command, "99", *master)
         assert refused.exit_code == 1
         assert "knows no such job" in refused.stderr
+        assert "`plancompiler jobs` lists" in refused.stderr
     for wrong in (("--detach", "--profile"), ("--ranks", "3", "--detach"), ("--name", "\t")):
         assert invoke("submit", file, *SMALL, *wrong, *master).exit_code == 2
 

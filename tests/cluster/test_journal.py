@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import sqlite3
 from collections import deque
@@ -166,6 +167,7 @@ def test_a_journal_that_cannot_be_written_says_so_and_can_be_once_there_is_room(
             write(journal, change)
         assert str(tmp_path / "journal") in str(caught.value.report.got)
         assert "transaction" not in str(caught.value.report.got)
+        assert "free its disk" in str(caught.value.report.hint)
     (kept,) = journal.jobs()
     assert kept.events == (StepDone(1),)
     assert len(journal.commands(3, 0)) == 1
@@ -219,8 +221,17 @@ def test_a_damaged_journal_is_refused(tmp_path: Path, damage: str) -> None:
         database.execute("drop table job" if damage == "table" else "update job set record = '{'")
         database.commit()
         database.close()
-    with pytest.raises(ClusterError, match="cannot be used"):
+    with pytest.raises(ClusterError, match="cannot be used") as caught:
         list(Journal(path, "1.2.3", 1).jobs())
+    assert "start the master with another --journal" in str(caught.value.report.hint)
+
+
+def test_a_journal_that_can_be_no_file_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path / "nowhere" / "journal", Path(os.devnull)):
+        with pytest.raises(ClusterError, match="cannot be used") as caught:
+            Journal(path, "1.2.3", 1)
+        assert str(caught.value.report.got).count(str(path)) == 1
+        assert "name a file of this user" in str(caught.value.report.hint)
 
 
 def test_a_journal_that_others_could_read_is_refused(tmp_path: Path) -> None:

@@ -87,6 +87,34 @@ def test_submit_writes_a_trace_and_a_profile(cluster: MasterServer, tmp_path: Pa
     assert "queued" not in refused.stderr
 
 
+def test_a_detached_job_that_is_recorded_has_a_timeline_to_fetch(
+    cluster: MasterServer, tmp_path: Path
+) -> None:
+    job = tmp_path / "job.py"
+    job.write_text(JOB)
+
+    def program(*words: object) -> str:
+        result = CliRunner().invoke(cli, [*map(str, words), "--master", cluster.address, "--json"])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    submitted = program("submit", job, "--steps", STEPS, "--detach", "--record")
+    number = json.loads(submitted)["job"]
+    program("fetch", number, "--what", "timeline", "--out", tmp_path / "here")
+    events = json.loads((tmp_path / "here" / "timeline.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in events if event["ph"] == "X"} == {0, 1}
+
+
+def test_outputs_are_in_the_order_of_the_job_whichever_rank_is_first(cluster: MasterServer) -> None:
+    with pc.job("two") as job:
+        for name, rank in (("last", 1), ("first", 0)):
+            x = pc.normal((2,), placement=pc.Placement("cpu", [rank]), sbp=["B"])
+            pc.output(name, x.sum())
+    with Client(cluster.address) as client:
+        orders = {tuple(outputs) for outputs in client.submit(job, 50)}
+    assert orders == {("step", "last", "first")}
+
+
 RELEASED = threading.Event()
 FIRST = threading.Lock()
 
