@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import asdict
 
 import click
 
 from plancompiler.cli.client_options import client_options, job_id_argument
-from plancompiler.cli.output import print_json, print_result
+from plancompiler.cli.output import plain, print_json, print_result
 from plancompiler.cluster.messages import RankLine
 from plancompiler.running.client import Client
-
-_CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @click.command("logs")
@@ -42,6 +39,5 @@ def _shown(line: RankLine) -> str:
     if line.dropped:
         return f"[rank {line.rank}] ({line.dropped} lines are gone)"
     clock = time.strftime("%H:%M:%S", time.localtime(line.time))
-    text = _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", line.text)
     mark = "!" if line.stream == "stderr" else " "
-    return f"[rank {line.rank} {clock}]{mark}{text}"
+    return f"[rank {line.rank} {clock}]{mark}{plain(line.text)}"

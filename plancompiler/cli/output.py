@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ from plancompiler.errors import UsageError
 
 LOG_VARIABLE = "PLANCOMPILER_LOG"
 UNFOLDED_WIDTH = 1000
+_CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f]")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -29,7 +31,7 @@ def configure_logging() -> None:
             f"{LOG_VARIABLE} is not a log level", got=repr(name), expected=" or ".join(LOG_LEVELS)
         )
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(_PlainFormatter("%(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger("plancompiler")
     logger.handlers[:] = [handler]
     logger.setLevel(name.upper())
@@ -49,6 +51,18 @@ def log_as_json() -> logging.Handler:
 _notes_as_json = False
 _PLACES = ("job", "rank", "peer")
 """What a log line may say of where it belongs, as attributes of its record."""
+
+
+def plain(text: str) -> str:
+    """Text for a terminal, which obeys nothing that somebody else has put into it."""
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+class _PlainFormatter(logging.Formatter):
+    """A record as it is shown on a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain(super().format(record))
 
 
 class _JsonFormatter(logging.Formatter):
@@ -113,7 +127,7 @@ def print_notes(notes: Iterable[tuple[str, int | None]]) -> None:
 
 def _note(line: str, job: int | None) -> str:
     if not _notes_as_json:
-        return line if job is None else f"job {job}: {line}"
+        return plain(line if job is None else f"job {job}: {line}")
     record = logging.LogRecord("plancompiler", logging.INFO, "", 0, line, (), None)
     if job is not None:
         record.job = job
@@ -133,7 +147,7 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Non
             column.removeprefix(">"), justify="right" if right else "left", overflow="fold"
         )
     for row in rows:
-        table.add_row(*map(str, row))
+        table.add_row(*(plain(str(cell)) for cell in row))
     # Into a file or pipe nothing is folded, so that programs can read the lines.
     width = None if sys.stdout.isatty() else UNFOLDED_WIDTH
     with _writing_results():
@@ -178,7 +192,7 @@ def progress(title: str, total: int) -> Iterator[Advance]:
         )
         with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
             task = bar.add_task(title, total=total, text="")
-            yield lambda text: bar.update(task, advance=1, text=text)
+            yield lambda text: bar.update(task, advance=1, text=plain(text))
         return
     done = 0
     every = max(1, total // 10)

@@ -115,6 +115,19 @@ def test_outputs_are_in_the_order_of_the_job_whichever_rank_is_first(cluster: Ma
     assert orders == {("step", "last", "first")}
 
 
+def test_a_terminal_obeys_nothing_that_a_job_has_in_its_names(cluster: MasterServer) -> None:
+    with pc.job("named") as job:
+        pc.output("\x1b[31mloss", pc.ones((2,), "float32", pc.Placement("cpu", [0])).sum())
+    with Client(cluster.address) as client:
+        handle = client.submit(job, 2)
+        handle.result()
+    shown = CliRunner().invoke(cli, ["attach", str(handle.job_id), "--master", cluster.address])
+    assert shown.exit_code == 0
+    for text in (shown.stdout, shown.stderr):
+        assert "\\x1b[31mloss" in text
+        assert "\x1b" not in text
+
+
 RELEASED = threading.Event()
 FIRST = threading.Lock()
 
