@@ -35,6 +35,7 @@ from plancompiler.executor.finite_check import anomaly_wanted
 from plancompiler.executor.memory import Array, Memory
 from plancompiler.executor.stream import SIGNAL_CHECK, WAKE, StreamRunner
 from plancompiler.executor.task import Adapt, OnOutput, TaskBinder
+from plancompiler.executor.token_queue import TokenQueue, token_queues
 from plancompiler.executor.trace import Recorder
 from plancompiler.executor.watchdog import Sight, Watchdog
 from plancompiler.ir import UNKNOWN_SOURCE
@@ -122,7 +123,7 @@ class Runtime(Closing):
         self._steps_done = first_step
         self._memory: Memory | None = None
         self._runners: tuple[StreamRunner, ...] = ()
-        self._queues: tuple[SimpleQueue[int], ...] = ()
+        self._queues: tuple[TokenQueue, ...] = ()
         self._ends: SimpleQueue[None] = SimpleQueue()
         self._failure: PlanCompilerError | None = None
         self._leave_at = 0.0
@@ -159,7 +160,7 @@ class Runtime(Closing):
                 self._memory = memory = self._backend.memory(self._link)
                 self._set_variables(memory)
                 actors = self._actors.actors
-                self._queues = tuple(SimpleQueue() for _ in actors)
+                self._queues = token_queues(len(actors))
                 if self._record is not None:
                     self._recorder = self._backend.recorder(self._record, self._first_step)
                 publication = self._backend.publication(self._first_step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +14,7 @@ from plancompiler.executor.actor import ARRIVED, AT_LIMIT, Notice, StreamActor
 from plancompiler.executor.comm.link import Group
 from plancompiler.executor.stream_status import State, StreamStatus
 from plancompiler.executor.task import Run
+from plancompiler.executor.token_queue import TokenQueue
 from plancompiler.executor.watchdog import Sight
 from plancompiler.ir import UNKNOWN_SOURCE
 from plancompiler.ir.task import TaskKind, format_id, unpack_id
@@ -54,7 +55,7 @@ class StreamRunner:
         actor: StreamActor,
         tasks: Sequence[Task],
         runs: Sequence[Run | None],
-        queues: Sequence[SimpleQueue[int]],
+        queues: Sequence[TokenQueue],
         index: int,
         notify: Callable[[Notice], None],
         owner: StreamOwner,
