@@ -156,7 +156,7 @@ class PeerServer:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._server.stop(grace).wait()
+        self._server.stop(grace).wait((grace or 0.0) + time_limits.THREAD_END)
         await_threads(self._threads.running)
 
     def credentials(self) -> tuple[tuple[str, bytes], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -25,6 +26,7 @@ from plancompiler.errors import EngineError
 from plancompiler.executor.process_status import StoppedProcesses, process_space
 from plancompiler.limits import time_limits
 
+_log = logging.getLogger(__name__)
 _BACKLOG = 1024
 _STRANGERS = 64
 """Connections at once whose other side has yet to prove that it knows the secret; more wait."""
@@ -189,9 +191,10 @@ class AgentServer:
 
     def _prove(self, accepted: socket.socket) -> Connection | None:
         """The connection, once the other side has proved that it knows the secret, in so much time
-        and no more; None where it does not. OSError where the connection breaks off.
+        and no more; None where it does not. OSError or EOFError where the connection breaks off.
         """
         accepted.settimeout(SILENCE_SECONDS)
+        host, port, *_ = accepted.getpeername()
         with accepted.dup() as handle:  # TLS takes the socket itself away
             timer = threading.Timer(SILENCE_SECONDS, _break_off, (handle,))
             timer.daemon = True
@@ -200,6 +203,10 @@ class AgentServer:
                 connection = Connection(secured_server(accepted, self.address))
                 if connection.accept(self._secret):
                     return connection
+                _log.warning(
+                    "refused a process at %s:%d, which does not know the secret of this run",
+                    *(host, port),
+                )
                 connection.close()
             finally:
                 timer.cancel()
@@ -210,7 +217,7 @@ class AgentServer:
         connection = None
         try:
             connection = self._prove(accepted)
-        except OSError:
+        except (OSError, EOFError):
             accepted.close()
         finally:
             self._places.release()

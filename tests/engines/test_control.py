@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import socket
 import sys
@@ -41,9 +42,12 @@ def server():
     served.close()
 
 
-def test_only_those_who_know_the_secret_are_agents(server: AgentServer) -> None:
+def test_only_those_who_know_the_secret_are_agents(
+    server: AgentServer, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(SecurityError, match="this run's secret"):
         connect(server.address, "a guess", 10)
+    assert re.search(r"refused a process at 127\.0\.0\.1:\d+", caplog.text)
     known = connect(server.address, "the secret", 10)
     known.send("here", **HELLO)
     with server.arrived:
