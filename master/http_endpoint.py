@@ -75,6 +75,7 @@ class HttpEndpoint:
                 hint="give --tls-ca, --tls-cert and --tls-key; --insecure does not count here",
             )
         self._tls = None if is_loopback(self._host) else tls
+        self._context: ssl.SSLContext | None = None
         self._challenger = challenger
         self._answers = answers
         self._refused = refused
@@ -90,14 +91,14 @@ class HttpEndpoint:
     async def start(self) -> None:
         """Listen; ClusterError where that cannot be."""
         check_listenable(self.address, "the master's metrics")
-        context = None
         if self._tls is not None:
             self._tls.read()  # names a file that cannot be read
             context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=self._tls.ca)
             context.load_cert_chain(self._tls.cert, self._tls.key)
             context.verify_mode = ssl.CERT_REQUIRED
+            self._context = context
         self._server = await asyncio.start_server(
-            self._serve, self._host, self._port, ssl=context, limit=_HEADER_BYTES
+            self._serve, self._host, self._port, limit=_HEADER_BYTES
         )
         self._port = self._server.sockets[0].getsockname()[1]
 
@@ -112,6 +113,9 @@ class HttpEndpoint:
         try:
             if self._open <= _CONNECTIONS:
                 async with asyncio.timeout(time_limits.STREAM):
+                    # Here and not before: who says nothing counts, and has no longer than others.
+                    if self._context is not None:
+                        await writer.start_tls(self._context)
                     writer.write(await self._answer(reader, f"{peer[0]}:{peer[1]}"))
                     await writer.drain()
         except (OSError, TimeoutError, asyncio.IncompleteReadError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import ssl
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import urllib.error
 import urllib.request
 from base64 import b64encode
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
@@ -204,6 +206,17 @@ def test_beyond_loopback_only_with_certificates(certificates: Path) -> None:
         known.load_cert_chain(certificates / "client.pem", certificates / "client.key")
         with urllib.request.urlopen(request, timeout=SECONDS, context=known) as answer:
             assert answer.status == 200
+
+
+def test_strangers_who_say_nothing_count_before_they_speak_tls(certificates: Path) -> None:
+    files = TlsFiles(*(certificates / name for name in ("ca.pem", "server.pem", "server.key")))
+    with MasterServer(tls=files, metrics="0.0.0.0:0") as server, ExitStack() as stack:
+        port = int(str(server.metrics_address).rpartition(":")[2])
+        strangers = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), SECONDS))
+            for _ in range(33)
+        ]
+        assert strangers[-1].recv(1) == b""  # one too many
 
 
 def test_what_is_kept_of_a_long_job_is_bounded() -> None:
