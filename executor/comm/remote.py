@@ -259,6 +259,8 @@ class _Line:
         """What the last try to reach the peer met."""
         self.sender: threading.Thread | None = None
         """The thread of gRPC's that asks for the frames."""
+        self.ender: threading.Thread | None = None
+        """The one that tells why the call has failed."""
         self.closures = 0
         """How often the peer has closed the connection at once."""
         self._state: grpc.ChannelConnectivity | None = None
@@ -368,17 +370,25 @@ class StreamCarrier:
             line.call = method.future(
                 line.frames(), wait_for_ready=True, metadata=self._server.credentials()
             )
-            line.call.add_done_callback(lambda call, peer=peer: self._ended(peer, call))
+            line.call.add_done_callback(partial(self._ended, peer, line))
 
-    def _ended(self, peer: int, call: Any) -> None:
+    def _ended(self, peer: int, line: _Line, call: Any) -> None:
         if self._closing or self._receiver is None or call.code() is grpc.StatusCode.OK:
             return
+        # Metadata of a call that has failed may be yet to come, by the thread that is in here.
+        line.ender = threading.Thread(
+            target=self._lost, args=(peer, call, self._receiver), name="plancompiler-lost-peer"
+        )
+        line.ender.daemon = True
+        line.ender.start()
+
+    def _lost(self, peer: int, call: Any, receiver: Receiver) -> None:
         last = dict(call.initial_metadata() or ()).get(_LAST_WORDS, b"")
         if last[:1] == bytes([ABORT]):
-            self._receiver.receive(peer, last)
+            receiver.receive(peer, last)
             return
         details = _UNHEARD_END if last else call.details() or call.code().name
-        self._receiver.lost(peer, f"at {self.where(peer)}: {details}")
+        receiver.lost(peer, f"at {self.where(peer)}: {details}")
 
     def send(self, rank: int, frame: Frame) -> None:
         """See `Carrier.send`."""
@@ -400,7 +410,8 @@ class StreamCarrier:
                 _await_end(line.call, 0.0 if line.trouble else end - time.monotonic())
             if line.channel is not None:
                 line.channel.close()
-        await_threads(line.sender for line in self._lines.values() if line.sender is not None)
+        threads = (thread for line in self._lines.values() for thread in (line.sender, line.ender))
+        await_threads(thread for thread in threads if thread is not None)
         if self._receiver is not None:
             self._server.detach(self._token, self._receiver)
         self._lines.clear()

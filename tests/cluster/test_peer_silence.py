@@ -16,6 +16,7 @@ from benchmarks.campaign.proxy import Fault, Proxy
 from plancompiler.cluster.channel import open_channel
 from plancompiler.errors import AbortedError, PlanCompilerError, ShapeError, TransportError
 from plancompiler.executor.comm import messages, remote
+from plancompiler.executor.comm.host_wire import NOTE
 from plancompiler.executor.comm.message_rendezvous import MessageWorldLink
 from plancompiler.executor.comm.remote import PeerServer, remote_link
 from plancompiler.executor.runtime import Runtime
@@ -110,9 +111,9 @@ def test_a_peer_that_answers_and_never_hears_of_this_rank_is_named(
     assert error.report.rank == 1
 
 
-@pytest.mark.parametrize("fails", [True, False], ids=["after an error", "well"])
+@pytest.mark.parametrize("fails", [True, False, None], ids=["after an error", "well", "broken off"])
 def test_who_hears_nothing_of_a_peer_that_ends_is_told_over_its_own_stream(
-    fails: bool, monkeypatch: pytest.MonkeyPatch
+    fails: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages, "CLOSE_SECONDS", 0.2)
     token = secrets.token_hex(8)
@@ -122,7 +123,8 @@ def test_who_hears_nothing_of_a_peer_that_ends_is_told_over_its_own_stream(
             stack.callback(server.close)
         addresses = [f"127.0.0.1:{server.port}" for server in servers]
         cut = stack.enter_context(Proxy(addresses[0], random.Random(0)))
-        reached = [addresses[1], cut.address]
+        own = stack.enter_context(Proxy(addresses[1], random.Random(0)))
+        reached = [own.address, cut.address]
         worlds = [
             MessageWorldLink(
                 remote_link(
@@ -143,6 +145,14 @@ def test_who_hears_nothing_of_a_peer_that_ends_is_told_over_its_own_stream(
         told: SimpleQueue[PlanCompilerError] = SimpleQueue()
         worlds[0].failed = told.put
         cut.arm(Fault("blackhole", to_server=True, after=0))
+        if fails is None:  # its own stream ends before anything has come back
+            own.arm(Fault("reset", to_server=True, after=0))
+            worlds[0].link.send(1, bytes([NOTE]))
+            error = told.get(timeout=60)
+            worlds[1].abort(AbortedError("the test is over"))
+            worlds[1].close()
+            assert error.report.what == "rank 1 went away"
+            return
         if fails:
             worlds[1].abort(ShapeError("broken on purpose"))
         worlds[1].close()
