@@ -376,11 +376,14 @@ class StreamCarrier:
         if self._closing or self._receiver is None or call.code() is grpc.StatusCode.OK:
             return
         # Metadata of a call that has failed may be yet to come, by the thread that is in here.
-        line.ender = threading.Thread(
-            target=self._lost, args=(peer, call, self._receiver), name="plancompiler-lost-peer"
+        ender = threading.Thread(
+            target=self._lost,
+            args=(peer, call, self._receiver),
+            name="plancompiler-lost-peer",
+            daemon=True,
         )
-        line.ender.daemon = True
-        line.ender.start()
+        ender.start()
+        line.ender = ender
 
     def _lost(self, peer: int, call: Any, receiver: Receiver) -> None:
         last = dict(call.initial_metadata() or ()).get(_LAST_WORDS, b"")
