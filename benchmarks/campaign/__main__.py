@@ -64,13 +64,17 @@ def run_cases(kind: str, cases: Iterable[Case], jobs: int = 1) -> Iterator[Resul
         workers = [pool.submit(work) for _ in range(jobs)]
         for worker in workers:
             worker.add_done_callback(lambda _: _wake(changed))
-        while True:
-            with changed:
-                changed.wait_for(lambda: results or all(each.done() for each in workers))
-                ready, results[:] = list(results), []
-            yield from ready
-            if not ready and all(each.done() for each in workers):
-                break
+        try:
+            while True:
+                with changed:
+                    changed.wait_for(lambda: results or all(each.done() for each in workers))
+                    ready, results[:] = list(results), []
+                yield from ready
+                if not ready and all(each.done() for each in workers):
+                    break
+        finally:  # Ctrl-C: no more cases than those that run
+            with lock:
+                waiting = iter(())
         for worker in workers:
             worker.result()
 
