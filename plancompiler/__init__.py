@@ -21,6 +21,7 @@ import atexit
 import gc
 import importlib
 import importlib.machinery
+import os
 import sys
 
 from plancompiler.hooks.array_namespace import set_array_namespace
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
     from plancompiler.public import *  # noqa: F403  # its __all__ is ours
     from plancompiler.public import __all__ as __all__
     from plancompiler.public import __version__ as __version__
+
+
+# Else gRPC notes on standard error, after our own errors, that a connection has ended.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 class _NumPyFinder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import secrets
 import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -16,9 +17,10 @@ from benchmarks.campaign.proxy import Fault, Proxy
 from plancompiler.cluster.channel import open_channel
 from plancompiler.errors import AbortedError, PlanCompilerError, ShapeError, TransportError
 from plancompiler.executor.comm import messages, remote
+from plancompiler.executor.comm import remote_wire as wire
 from plancompiler.executor.comm.host_wire import NOTE
 from plancompiler.executor.comm.message_rendezvous import MessageWorldLink
-from plancompiler.executor.comm.remote import PeerServer, remote_link
+from plancompiler.executor.comm.remote import PeerServer, plain_channel, remote_link
 from plancompiler.executor.runtime import Runtime
 from tests.cluster.test_damaged_connections import altering
 from tests.executor.plans import data_parallel
@@ -163,3 +165,35 @@ def test_who_hears_nothing_of_a_peer_that_ends_is_told_over_its_own_stream(
         assert "broken on purpose" in str(error.report.got)
     else:
         assert "it ended its run, and what it sent last was lost" in str(error)
+
+
+def test_nothing_is_noted_beside_our_errors(capfd: pytest.CaptureFixture[str]) -> None:
+    """gRPC has words of its own for a server that ends before those who call it."""
+
+    class Silent:
+        rank = 0
+
+        def receive(self, rank: int, frame: bytes) -> bool:
+            greeted.set()
+            return True
+
+        def lost(self, rank: int, reason: str) -> None:
+            """Nobody is told."""
+
+    greeted, over = threading.Event(), threading.Event()
+
+    def frames() -> Iterator[bytes]:
+        yield wire.pack_hello("token", 1, 0)
+        yield wire.with_check((bytes([NOTE]),), 1)
+        over.wait(60)
+
+    server = PeerServer("127.0.0.1:0")
+    server.attach("token", Silent())
+    with plain_channel(f"127.0.0.1:{server.port}") as channel:
+        method = channel.stream_unary(f"/{remote.SERVICE}/{remote.METHOD}", None, None)
+        call = method.future(frames(), wait_for_ready=True)
+        assert greeted.wait(60)
+        server.close()
+        assert call.exception(60) is not None
+        over.set()
+    assert capfd.readouterr().err == ""
