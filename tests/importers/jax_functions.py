@@ -438,6 +438,20 @@ FUNCTIONS: dict[str, Case] = {
     "complete qr": (lambda x: jnp.linalg.qr(x, "complete")[1], (_normal(3, 3),)),
     "eigh": (lambda x: (jnp.linalg.eigh(x + x.T)[0], abs(jnp.linalg.eigh(x + x.T)[1])), (SQUARE,)),
     "whole svd": (lambda x: [abs(each) for each in jnp.linalg.svd(x, False)], (_normal(4, 3),)),
+    "eigh of the upper triangle": (
+        lambda x: [
+            abs(each) for each in lax.linalg.eigh(x + x.T, lower=False, symmetrize_input=False)
+        ],
+        (SQUARE,),
+    ),
+    "svd with all vectors": (
+        lambda x: [abs(each) for each in jnp.linalg.svd(x, True)][:2],
+        (_normal(4, 3),),
+    ),
+    "svd with all vectors on the right": (
+        lambda x: [abs(each) for each in jnp.linalg.svd(x, True)][1:],
+        (_normal(3, 4),),
+    ),
     "pinv": (jnp.linalg.pinv, (_normal(4, 3),)),
     "lstsq": (lambda x, y: jnp.linalg.lstsq(x, y)[0], (_normal(5, 3), _normal(5, 2))),
     "lu": (jax.scipy.linalg.lu, (SQUARE,)),

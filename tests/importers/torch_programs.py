@@ -1334,6 +1334,8 @@ add(
         torch.linalg.solve(m.w + 5 * torch.eye(6), m.v),
         torch.linalg.solve_triangular(m.w.tril() + 5 * torch.eye(6), x.t(), upper=False),
         torch.linalg.cholesky(m.w @ m.w.t() + torch.eye(6)),
+        torch.linalg.cholesky(m.w * 0.1 + torch.eye(6)),
+        torch.linalg.cholesky(m.w * 0.1 + torch.eye(6), upper=True),
         torch.linalg.det(m.w),
         torch.linalg.slogdet(m.w)[1],
         torch.linalg.qr(m.w)[1].abs(),
