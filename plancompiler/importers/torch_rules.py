@@ -604,6 +604,13 @@ def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
     return f.linear(x, weight, bias)
 
 
+def _linear_of_reshaped(x: Any, weight: Any, bias: Any, *, shape: list[int], turned: bool) -> Any:
+    x = f.reshape(x, shape)
+    if turned:
+        return _linear(x, weight, bias)
+    return f.matmul(x, weight) + bias
+
+
 def _linear_of_parts(x: Any, weight: Any, bias: Any = None, *, outputs: int) -> Any:
     """A tensor [..., out] of x [..., in] for each part; the weight is [in, parts, out] where its
     `outputs` were axis 1, else [parts, out, in]. See `fused_linear`.
@@ -685,6 +692,7 @@ define(
         "imported.linear.parts": _linear_of_parts,
         "imported.matmul.apart": _matmul_apart,
         "imported.matmul.transposed": lambda x, y: f.matmul(x, y, transpose_b=True),
+        "imported.linear.reshaped": _linear_of_reshaped,
         "imported.linear.untransposed": lambda x, weight, bias: f.matmul(x, weight) + bias,
         "imported.rms_norm.default": f.rms_norm,
         "imported.gelu.tanh": f.gelu,
