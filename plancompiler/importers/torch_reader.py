@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import importlib
 import re
+import traceback
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Any
 
 from plancompiler.errors import ModelImportError, PlanCompilerError, UsageError
@@ -211,7 +213,7 @@ def _exported(torch: Any, module: Any, example: Any) -> Any:
             except Exception as error:
                 raise ModelImportError(
                     f"PyTorch cannot export {type(module).__name__}",
-                    source=user_line(),
+                    source=_author_line(torch, error) or user_line(),
                     got=_first_lines(error),
                     hint="what a model computes may depend on shapes, and not on the values of "
                     "tensors",
@@ -241,6 +243,18 @@ def _exported(torch: Any, module: Any, example: Any) -> Any:
     refuse_shared_memory(torch, flat, changing, read)
     refuse_changing_masks(masks, changing)
     return flat
+
+
+def _author_line(torch: Any, error: Exception) -> SourceLine | None:
+    """The innermost line of the model at which an export failed."""
+    own = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
+    frames = traceback.extract_tb(error.__traceback__)
+    for frame in reversed(frames):
+        if frame.lineno and not frame.filename.startswith((*own, "<")):
+            place = shown_path(frame.filename) or frame.filename
+            line = SourceLine(place, frame.lineno)
+            return None if line == user_line() else line
+    return None
 
 
 def _arguments(torch: Any, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -485,13 +499,18 @@ class _Reader:
             )
         value = node.meta.get("val")
         values = value if isinstance(value, (tuple, list)) else (value,)
+        operands = [each.meta.get("val") for each in node.all_input_nodes]
+        if any(map(self._is_complex, (*values, *operands))):
+            # Complex numbers are pairs: rules of their own read the last axis.
+            pairs = all(map(self._is_complex, operands)) or target.startswith("aten.view_as")
+            target = target.replace("aten.", "complex." if pairs else "complex_and_real.", 1)
         return Node(
             node.name,
             target,
             self._plain(node.args),
             self._plain(dict(node.kwargs)),
             tuple(
-                self._type(each) if isinstance(each, self._torch.Tensor) else None
+                self._type(each, pairs=True) if isinstance(each, self._torch.Tensor) else None
                 for each in values
             ),
             self._source(node),
@@ -524,8 +543,24 @@ class _Reader:
             return _array(torch, value)
         return str(value)  # devices, layouts and memory formats, which no rule reads
 
-    def _type(self, tensor: Any) -> TensorType:
+    def _is_complex(self, value: Any) -> bool:
+        return isinstance(value, self._torch.Tensor) and bool(value.is_complex())
+
+    def _type(self, tensor: Any, pairs: bool = False) -> TensorType:
+        """The type of a tensor. With `pairs` complex numbers are pairs along one more axis, as they
+        are between the nodes of the graph; nothing else may be complex.
+        """
         dtype = str(tensor.dtype).removeprefix("torch.")
+        if self._is_complex(tensor):
+            if not pairs:
+                raise ModelImportError(
+                    "parameters, buffers, inputs and results of a model cannot be complex",
+                    source=user_line(),
+                    got=f"{dtype}{list(tensor.shape)}",
+                    hint="give it torch.view_as_real of them, and call view_as_complex in forward",
+                )
+            tensor = self._torch.view_as_real(tensor)
+            dtype = str(tensor.dtype).removeprefix("torch.")
         if any(isinstance(extent, self._torch.SymInt) for extent in tensor.shape):
             raise ModelImportError(
                 "the exported program has an axis without a fixed size",
@@ -554,6 +589,8 @@ class _Reader:
             if kind == "BUFFER_MUTATION":
                 changed[by_target[spec.target]] = Ref(value.name)
             elif kind in ("USER_OUTPUT", "LOSS_OUTPUT"):
+                if self._is_complex(getattr(value, "meta", {}).get("val")):
+                    self._type(value.meta["val"])
                 returned.append(self._plain(value))
             else:
                 raise ModelImportError(
@@ -619,8 +656,10 @@ def _attribute(module: Any, path: str) -> Any:
 
 
 def _array(torch: Any, tensor: Any) -> Array:
-    """A tensor as an array that shares its memory."""
+    """A tensor as an array that shares its memory; complex numbers as pairs."""
     tensor = tensor.detach().cpu()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
     if tensor.dtype is torch.bfloat16:
         shared: Array = tensor.view(torch.int16).numpy().view(DType.BFLOAT16.numpy)
         return shared

@@ -647,6 +647,12 @@ def _matmul(x: Any, y: Any) -> Any:
     return f.squeeze(product, axes) if axes else product
 
 
+def _complex_product(x: Any, y: Any) -> Any:
+    (a, b), (c, d) = (f.unbind(each, each.ndim - 1) for each in (x, y))
+    made = [a * c - b * d, a * d + b * c]
+    return f.stack(made, made[0].ndim)
+
+
 def _einsum(equation: str, tensors: Sequence[Any], path: Any = None) -> Any:
     """A letter that an operand has twice stands for its diagonal."""
     left, arrow, output = equation.replace(" ", "").partition("->")
@@ -688,6 +694,8 @@ define(
         ),
         "aten.outer.default": f.outer,
         "aten.einsum.default": _einsum,
+        # Complex numbers are pairs along the last axis.
+        "complex.view_as_complex.default complex.view_as_real.default": lambda x: x,
         # What `recognition` makes of neighbours.
         "imported.linear.parts": _linear_of_parts,
         "imported.matmul.apart": _matmul_apart,
@@ -698,6 +706,9 @@ define(
         "imported.gelu.tanh": f.gelu,
     }
 )
+
+
+torch_rule("complex.mul.Tensor", promotes=True)(_complex_product)
 
 
 @torch_rule("aten.scaled_dot_product_attention.default", arrays=True)

@@ -24,7 +24,7 @@ from plancompiler.importers.model_folder import read_model
 from plancompiler.importers.rules import STABLEHLO_RULES
 from plancompiler.ir.task import TaskKind
 from plancompiler.passes import run_passes
-from tests.importers.jax_functions import FUNCTIONS, REFUSED, UNLIKE, jax, jnp, lax
+from tests.importers.jax_functions import ATTENTION, FUNCTIONS, REFUSED, UNLIKE, jax, jnp, lax
 from tests.importers.jax_models import IDS, LABELS, RATE, of_linen, of_nnx, optax, trained
 
 pytestmark = [
@@ -98,6 +98,51 @@ def test_a_function_is_refused_with_a_reason(name):
     function, arguments = FUNCTIONS[name]
     with pytest.raises(PlanCompilerError, match=REFUSED[name]):
         pc.from_jax(function, *arguments, parameters=())
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_is_one_operation(name):
+    function, arguments = ATTENTION[name]
+    nodes = pc.from_jax(function, *arguments, parameters=()).graph.nodes
+    (node,) = [each for each in nodes if each.target == "imported.attention"]
+    assert not {"imported.softmax", "stablehlo.exponential"} & {each.target for each in nodes}
+    queries, keys, *_ = node.kwargs["shapes"]
+    if "grouped" in name or "copied" in name:
+        assert (queries[1], keys[1]) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    "name", ["attention that returns its weights", "attention with a row that sees nothing"]
+)
+def test_attention_that_is_more_stays_as_it_is(name):
+    function, arguments = FUNCTIONS[name]
+    nodes = pc.from_jax(function, *arguments, parameters=()).graph.nodes
+    assert "imported.attention" not in {each.target for each in nodes}
+
+
+def test_attention_whose_heads_are_split_needs_no_collective():
+    """Forward and backward, with two heads of keys for four of queries."""
+    function, given = ATTENTION["grouped"]
+    model = pc.from_jax(function, *given, parameters=())
+    place = pc.Placement("cpu", [0, 1], ("tp",))
+    with pc.job("heads") as job:
+        inputs = [
+            pc.input(n, e.shape, "float32", place, ["S(2)"])
+            for n, e in zip("qk", given, strict=True)
+        ]
+        made = model(*inputs)
+        pc.output("y", made)
+        for name, each in zip("qk", pc.gradients((made * made).sum(), inputs), strict=True):
+            pc.output(f"gradient {name}", each)
+    graph = build_boxing_task_graph(infer_sbp(run_passes(job)[0]), 2)
+    made = [each.name for each in graph.families if each.kind is TaskKind.COLLECTIVE_BOXING]
+    assert len(made) == 3, made  # the outputs are gathered
+    with pc.run(job, ranks=2, cache=False) as session:
+        out = session.step(**dict(zip("qk", given, strict=True)))
+    slopes = jax.grad(lambda *each: (function(*each) ** 2).sum(), argnums=(0, 1))(*given)
+    np.testing.assert_allclose(out["y"], function(*given), rtol=1e-4, atol=1e-5)
+    for name, each in zip("qk", slopes, strict=True):
+        np.testing.assert_allclose(out[f"gradient {name}"], each, rtol=1e-4, atol=1e-5)
 
 
 # --- what a function says about gradients ---------------------------------------------------------

@@ -220,6 +220,15 @@ def test_micro_batches_of_attention_whose_heads_and_rows_are_merged_at_once():
     np.testing.assert_allclose(losses, wanted.losses[:3], rtol=1e-4)
 
 
+def test_the_line_where_an_export_fails_is_the_authors():
+    """At any depth, and not that of the call."""
+    with pytest.raises(ModelImportError) as caught:
+        pc.from_torch(nn.Sequential(nn.Linear(3, 3), DataDependent()), (torch.ones(1, 3),))
+    file, _, line = str(caught.value.report.source).rpartition(":")
+    assert file.endswith("test_from_torch.py")
+    assert int(line) == DataDependent.forward.__code__.co_firstlineno + 1
+
+
 def test_attention_of_gpt2_and_norms_of_llama_are_recognised(gpt2):
     _, _, model = gpt2
     with pc.job("gpt2") as job:

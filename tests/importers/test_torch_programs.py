@@ -47,6 +47,8 @@ REFUSED = {
     "row_where_a_mask_is_true": "known only when the program runs",
     "places_of_a_pool": "leaves out a result that the model uses",
     "strided_and_turned": "do not lie in order in memory",
+    "sum_of_complex_numbers": r"complex\.add\.Tensor",
+    "complex_result": "cannot be complex",
 }
 """What an importer cannot know, and what its error says."""
 DIGITS = {"float64": 1e-9, "float32": 3e-5, "float16": 3e-3, "bfloat16": 3e-2}
