@@ -361,7 +361,10 @@ class _Reader:
             elif node.op == "output":
                 output = node.args[0]
             elif not str(node.target).startswith(_ASSERTIONS) and not self._fold(node):
-                nodes.append(self._node(node))
+                try:
+                    nodes.append(self._node(node))
+                except PlanCompilerError as error:
+                    raise error.at(op=node.name, source=self._source(node)) from None
         returned, changed = self._outputs(output, signature)
         stored = {**program.constants, **program.state_dict}
         types = {value: self._type(stored[each]) for value, each in parameters.items()}
@@ -530,11 +533,7 @@ class _Reader:
         if isinstance(value, list):
             return [self._plain(each) for each in value]
         if isinstance(value, torch.SymInt):
-            raise ModelImportError(
-                "the exported program has an axis without a fixed size",
-                got=str(value),
-                hint="export it without dynamic_shapes",
-            )
+            raise _no_fixed_size(value)
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
         if isinstance(value, torch.dtype):
@@ -562,11 +561,7 @@ class _Reader:
             tensor = self._torch.view_as_real(tensor)
             dtype = str(tensor.dtype).removeprefix("torch.")
         if any(isinstance(extent, self._torch.SymInt) for extent in tensor.shape):
-            raise ModelImportError(
-                "the exported program has an axis without a fixed size",
-                got=str(tuple(tensor.shape)),
-                hint="export it without dynamic_shapes",
-            )
+            raise _no_fixed_size(tuple(tensor.shape))
         return TensorType(tuple(tensor.shape), DType.parse(dtype))
 
     def _source(self, node: Any) -> SourceLine:
@@ -607,6 +602,23 @@ class _Reader:
             for number, each in enumerate(args)
         }
         return Arguments({**template, **kwargs}, inputs)
+
+
+def _no_fixed_size(sizes: Any) -> ModelImportError:
+    """Of an axis whose size is a symbol: u0 and the like depend on values of tensors."""
+    if re.search(r"\bu\d", str(sizes)):
+        return ModelImportError(
+            "an axis has a size that depends on the values of tensors",
+            got=str(sizes),
+            expected="sizes that follow from those of the inputs",
+            hint="multiply by a mask, or use torch.where; of experts that choose their tokens "
+            'compute all, as experts_implementation="batched_mm" of transformers does',
+        )
+    return ModelImportError(
+        "the exported program has an axis without a fixed size",
+        got=str(sizes),
+        hint="export it without dynamic_shapes",
+    )
 
 
 def _without_copies(tensor: Any) -> Any:

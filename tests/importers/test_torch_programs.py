@@ -43,7 +43,7 @@ REFUSED = {
     "frozen_for_a_while": "requires_grad changes in forward",
     "data": "cannot export",
     "data_of_a_parameter": "cannot export",
-    "mask_of_values_in_place": "an axis without a fixed size",
+    "mask_of_values_in_place": r"depends on the values of tensors\. Where: .*torch_programs\.py:",
     "row_where_a_mask_is_true": "known only when the program runs",
     "places_of_a_pool": "leaves out a result that the model uses",
     "strided_and_turned": "do not lie in order in memory",
