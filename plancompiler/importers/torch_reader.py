@@ -21,7 +21,7 @@ from typing import Any
 from plancompiler.errors import ModelImportError, PlanCompilerError, UsageError
 from plancompiler.frontend.nn.module import Buffer, Parameter
 from plancompiler.importers.constant_masks import masks_as_places, refuse_changing_masks
-from plancompiler.importers.flat_program import flat_program
+from plancompiler.importers.flat_program import author_line, flat_program
 from plancompiler.importers.fused_linear import with_parts
 from plancompiler.importers.graph import Array, Fields, Graph, Node, Ref, live_nodes
 from plancompiler.importers.imported_module import Arguments, ImportedModel
@@ -32,11 +32,10 @@ from plancompiler.importers.running_averages import averages_of_all_batches
 from plancompiler.importers.shared_memory import refuse_shared_memory
 from plancompiler.importers.torch_rules import TORCH_RULES
 from plancompiler.importers.trial import require_rules, try_graph
-from plancompiler.ir import UNKNOWN_SOURCE, DType, SourceLine, TensorType
+from plancompiler.ir import DType, SourceLine, TensorType
 from plancompiler.ir.source import shown_path, user_line
 from plancompiler.ir.whole_file import regular_file
 
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _ASSERTIONS = ("aten._assert", "aten.sym_constrain", "aten._print", "aten.sym_size")
 """Beginnings of targets that compute nothing."""
 
@@ -300,7 +299,6 @@ class _Reader:
         self._parts = parts
         self._unknown: dict[str, str] = {}
         """Constants that have no value: graph node → the author's name."""
-        self._shown: dict[str, str] = {}
         self._constants: dict[str, Any] = {}
         """Tensors that are known, by the names of graph nodes."""
         self._numbers: dict[str, Any] = {}
@@ -364,7 +362,7 @@ class _Reader:
                 try:
                     nodes.append(self._node(node))
                 except PlanCompilerError as error:
-                    raise error.at(op=node.name, source=self._source(node)) from None
+                    raise error.at(op=node.name, source=author_line(self._torch, node)) from None
         returned, changed = self._outputs(output, signature)
         stored = {**program.constants, **program.state_dict}
         types = {value: self._type(stored[each]) for value, each in parameters.items()}
@@ -497,7 +495,7 @@ class _Reader:
             raise ModelImportError(
                 "a view by strides of a tensor whose elements do not lie in order in memory",
                 got=f"{target} of {node.args[0]}",
-                source=self._source(node),
+                source=author_line(self._torch, node),
                 hint="call contiguous() first, or use view, transpose and slices",
             )
         value = node.meta.get("val")
@@ -516,7 +514,7 @@ class _Reader:
                 self._type(each, pairs=True) if isinstance(each, self._torch.Tensor) else None
                 for each in values
             ),
-            self._source(node),
+            author_line(self._torch, node),
         )
 
     def _plain(self, value: Any) -> Any:
@@ -563,17 +561,6 @@ class _Reader:
         if any(isinstance(extent, self._torch.SymInt) for extent in tensor.shape):
             raise _no_fixed_size(tuple(tensor.shape))
         return TensorType(tuple(tensor.shape), DType.parse(dtype))
-
-    def _source(self, node: Any) -> SourceLine:
-        """The innermost line of the author, outside of PyTorch itself."""
-        inside = str(self._torch.__path__[0])
-        frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-        for file, line in reversed(frames):
-            if not file.startswith(inside):
-                if file not in self._shown:
-                    self._shown[file] = shown_path(file)
-                return SourceLine(self._shown[file] or file, int(line))
-        return UNKNOWN_SOURCE
 
     def _outputs(self, output: Sequence[Any], signature: Any) -> tuple[Any, dict[str, Ref]]:
         """The structure that is returned, and what changed buffers become."""
