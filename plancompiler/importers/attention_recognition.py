@@ -78,6 +78,7 @@ def with_attention(graph: Graph, dialect: Dialect, target: str) -> Graph:
     """The graph with nodes of `target`, for `attention`, in place of such products."""
     view = View(graph)
     constants = dict(graph.constants)
+    taken = {*constants, *view.made, *graph.inputs, *graph.parameters}
     nodes = []
     for node in graph.nodes:
         made = _attention(view, dialect, node)
@@ -87,6 +88,9 @@ def with_attention(graph: Graph, dialect: Dialect, target: str) -> Graph:
         args, kwargs, mask = made
         if mask is not None:
             name = f"{node.name}_mask"
+            while name in taken:
+                name += "_"
+            taken.add(name)
             constants[name] = mask
             args = (*args, Ref(name))
         nodes.append(replace(node, target=target, args=args, kwargs=kwargs))

@@ -6,6 +6,7 @@ import logging
 import re
 import secrets
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ from safetensors.numpy import save_file
 import plancompiler as pc
 from plancompiler.errors import AbortedError, DataError, TransportError
 from plancompiler.executor import initial_values
+from plancompiler.executor.comm.choice import open_link
 from plancompiler.executor.comm.host import HostLink
 from plancompiler.executor.comm.local import LocalHub
+from plancompiler.executor.comm.remote import PeerServer, remote_link
 from plancompiler.executor.runtime import Runtime
 from plancompiler.lower.compile import compile_plans
 
@@ -61,15 +64,24 @@ def runtimes(tmp_path, monkeypatch, request):
         for name, value in zip(WEIGHTS, model(), strict=True):
             pc.output(name, value)
     plans = compile_plans(job, 4).plans
+    token = secrets.token_hex(8)
+    servers: list[PeerServer] = []
     if request.param == "threads":
         links = [*map(LocalHub().link, range(4))]
-    else:
-        token = secrets.token_hex(8)
+    elif request.param == "shared memory":
         links = [HostLink(token, rank) for rank in range(4)]
+    else:  # two hosts of two ranks
+        servers += [PeerServer("127.0.0.1:0") for _ in range(4)]
+        addresses = {rank: f"127.0.0.1:{each.port}" for rank, each in enumerate(servers)}
+        links = []
+        for rank, server in enumerate(servers):
+            far = (2, 3) if rank < 2 else (0, 1)
+            remote = partial(remote_link, rank=rank, server=server, addresses=addresses)
+            links.append(open_link(token, rank, 4, far=far, remote=remote))
     made = [Runtime(plans[rank], link, deadline=30.0) for rank, link in enumerate(links)]
     yield made, path
-    for runtime in made:
-        runtime.close()
+    for each in (*made, *servers):
+        each.close()
 
 
 def prepared(runtimes):
@@ -78,16 +90,18 @@ def prepared(runtimes):
         return [future.exception() for future in futures]
 
 
-@pytest.mark.parametrize("runtimes", ["threads", "shared memory"], indirect=True)
-def test_bytes_are_copied_out_of_a_file_once_by_all_ranks_of_a_host(runtimes, caplog):
+@pytest.mark.parametrize("runtimes", ["threads", "shared memory", "two hosts"], indirect=True)
+def test_bytes_are_copied_out_of_a_file_once_by_all_ranks_of_a_host(runtimes, caplog, request):
     ranks, _ = runtimes
+    hosts = 2 if "hosts" in request.node.name else 1
     with caplog.at_level(logging.DEBUG, logger="plancompiler.ops.initializer"):
         assert prepared(ranks) == [None] * 4
     read = dict.fromkeys(WEIGHTS, 0)
     for record in caplog.records:
         size, name = re.match(r"(\d+) bytes of variable (\w+) ", record.getMessage()).groups()
         read[name] += int(size)
-    assert read == {name: each.nbytes for name, each in WEIGHTS.items()}
+    expected = {name: each.nbytes * hosts for name, each in WEIGHTS.items()}
+    assert read == {**expected, "each": WEIGHTS["each"].nbytes}  # split over all ranks
     for rank, runtime in enumerate(ranks):
         tp = rank % 2
         expected = {
