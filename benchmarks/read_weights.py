@@ -25,7 +25,7 @@ import numpy as np
 
 import plancompiler as pc
 from plancompiler import nn
-from plancompiler.executor.runtime import initial_value
+from plancompiler.executor.initial_values import initial_value
 from plancompiler.frontend.weights import write_weights
 from plancompiler.ir.shard import element_count, region_shape
 from plancompiler.lower.compile import compile_plans

@@ -32,6 +32,7 @@ from plancompiler.executor.external_storage import ExternalStorage
 from plancompiler.executor.fed_rates import FedRates, Rates
 from plancompiler.executor.feeds import check_feed, check_feed_names, input_specs
 from plancompiler.executor.finite_check import anomaly_wanted
+from plancompiler.executor.initial_values import SharedReads, initial_value
 from plancompiler.executor.memory import Array, Memory
 from plancompiler.executor.stream import SIGNAL_CHECK, WAKE, StreamRunner
 from plancompiler.executor.task import Adapt, OnOutput, TaskBinder
@@ -42,8 +43,7 @@ from plancompiler.ir import UNKNOWN_SOURCE
 from plancompiler.ir.closing import Closing
 from plancompiler.limits import time_limits
 from plancompiler.limits.time_limits import DEADLINE, at_start, if_unseen
-from plancompiler.ops.initializer import initialize
-from plancompiler.plan.plan import Plan, Task, VariableDesc, communicator_of
+from plancompiler.plan.plan import Plan, Task, communicator_of
 
 LEAVE_SECONDS = time_limits.TASK_LEAVE
 """How long after a failure a stream may still be in its task; then it is left behind."""
@@ -158,13 +158,15 @@ class Runtime(Closing):
         try:
             with np.errstate(all="ignore"):
                 self._memory = memory = self._backend.memory(self._link)
-                self._set_variables(memory)
+                reads = SharedReads(self._backend.plan, self._link, self._given)
+                self._set_variables(memory, reads.names)
                 actors = self._actors.actors
                 self._queues = token_queues(len(actors))
                 if self._record is not None:
                     self._recorder = self._backend.recorder(self._record, self._first_step)
-                publication = self._backend.publication(self._first_step)
+                publication = reads.published(self._backend.publication(self._first_step))
                 self._link.connect(publication, self, self._start_deadline)
+                reads.read(memory)
                 binder = self._backend.binder(
                     memory, self._link, self._feeds, self._on_outputs, self._deadline
                 )
@@ -455,7 +457,8 @@ class Runtime(Closing):
                 if task.id in touched:
                     runner.exchange(position, self._bind(self._binder, task))
 
-    def _set_variables(self, memory: Memory) -> None:
+    def _set_variables(self, memory: Memory, shared: Collection[str]) -> None:
+        """Give variables their initial values, but for those that are read together with others."""
         names = {variable.name for variable in self.plan.variables}
         unknown = sorted(self._given.keys() - names)
         if unknown:
@@ -467,6 +470,8 @@ class Runtime(Closing):
             )
         fresh = self._backend.plan.device == "cpu"  # its memory is all zeros
         for variable in self.plan.variables:
+            if variable.name in shared:
+                continue
             target = memory.slots(variable.register)[0]
             given = self._given.get(variable.name)
             if given is None and fresh and dict(variable.attrs)["init"] == "zeros":
@@ -554,26 +559,6 @@ class Runtime(Closing):
     def peer_failed(self, error: PlanCompilerError) -> None:
         """See `comm.base.Sink`."""
         self._fail(error, None, error.report.rank)
-
-
-def initial_value(variable: VariableDesc, seed: int, place: Array | None) -> Array:
-    """This rank's part of a variable before the first step; what a file holds is read to its place,
-    where that is given.
-    """
-    attrs: dict[str, Any] = dict(variable.attrs)
-    return initialize(
-        attrs["init"],
-        attrs["init_args"],
-        attrs.get("name", variable.name),
-        seed,
-        variable.shape,
-        variable.region,
-        variable.dtype,
-        attrs.get("file", ""),
-        attrs.get("key", ""),
-        place,
-        attrs.get("file_shape", ()),
-    )
 
 
 def _source(task: Task) -> object | None:

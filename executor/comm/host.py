@@ -14,7 +14,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from plancompiler.errors import (
     DeviceError,
@@ -185,6 +185,10 @@ class HostLink(ProcessLink):
         self._wake_receiver = -1
 
     # --- memory ---------------------------------------------------------------------------------
+
+    def near(self, ranks: Collection[int]) -> tuple[int, ...]:
+        """See `Link.near`."""
+        return tuple(sorted(ranks))
 
     def allocate(self, block: int, nbytes: int, shared: bool, purpose: str = "") -> Buffer:
         """See `Link.allocate`."""

@@ -9,7 +9,7 @@ carry; `routed` is of two kinds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -142,6 +142,12 @@ class Link(Protocol):
     """One rank's connection to the others."""
 
     rank: int
+
+    def near(self, ranks: Collection[int]) -> tuple[int, ...]:
+        """Those of these ranks, this one among them, that see each other's memory; ascending. Known
+        before they meet.
+        """
+        return (self.rank,)
 
     def allocate(self, block: int, nbytes: int, shared: bool, purpose: str = "") -> Buffer:
         """Memory for a block of this number; peers can read it if it is shared."""

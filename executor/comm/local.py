@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from threading import Condition, Lock
 
@@ -178,6 +178,10 @@ class LocalLink(Link):
         self._groups: dict[GroupKey, LocalGroup] = {}
         self._deadline = 0.0
         self._connected = False
+
+    def near(self, ranks: Collection[int]) -> tuple[int, ...]:
+        """See `Link.near`."""
+        return tuple(sorted(ranks))
 
     def allocate(self, block: int, nbytes: int, shared: bool, purpose: str = "") -> Buffer:
         """See `Link.allocate`."""

@@ -50,6 +50,10 @@ class RoutedLink:
         self._groups: dict[GroupKey, Group] = {}
         self._deadline = 0.0
 
+    def near(self, ranks: Collection[int]) -> tuple[int, ...]:
+        """See `Link.near`."""
+        return self._near.near({*ranks} - self._far_ranks)
+
     def allocate(self, block: int, nbytes: int, shared: bool, purpose: str = "") -> Buffer:
         """See `Link.allocate`."""
         buffer = self._near.allocate(block, nbytes, shared, purpose)

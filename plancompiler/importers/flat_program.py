@@ -17,8 +17,10 @@ from functools import partial
 from typing import Any
 
 from plancompiler.errors import ModelImportError
-from plancompiler.ir.source import user_line
+from plancompiler.ir import UNKNOWN_SOURCE, SourceLine
+from plancompiler.ir.source import shown_path
 
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _REGION = "wrap_with_set_grad_enabled"
 _CAST_REGION = "wrap_with_autocast"
 _HIDDEN_UPDATES = ("aten.batch_norm.", "aten.instance_norm.", "aten.rrelu.")
@@ -234,16 +236,20 @@ class _Reached:
                 raise ModelImportError(
                     "a tensor that gradients flow through is changed in place where they do not: "
                     "under no_grad, or by a detached view",
-                    source=user_line(),
-                    got=f"{node.target} in {_last_line(node)}",
+                    source=author_line(self._torch, node),
+                    got=str(node.target),
                     expected="a new tensor, or a change that gradients see",
                     hint="x = x + (value - x).detach() has the value, and the gradient of x",
                 )
 
 
-def _last_line(node: Any) -> str:
-    lines = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines()]
-    return " ".join(line for line in lines if line)[-300:] or str(node)
+def author_line(torch: Any, node: Any) -> SourceLine:
+    """The innermost line of the author for a node, outside of PyTorch itself."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    for file, line in reversed(frames):
+        if not file.startswith(str(torch.__path__[0])):
+            return SourceLine(shown_path(file) or file, int(line))
+    return UNKNOWN_SOURCE
 
 
 def _detached(torch: Any, graph: Any, value: Any) -> Any:

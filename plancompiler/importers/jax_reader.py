@@ -19,7 +19,7 @@ from plancompiler.importers.graph import Array, Fields, Ref
 from plancompiler.importers.imported_module import ImportedModel
 from plancompiler.importers.jax_gradients import with_gradients_marked
 from plancompiler.importers.jax_linear_algebra import with_linear_algebra_called
-from plancompiler.importers.jax_shard_map import without_shard_map
+from plancompiler.importers.jax_shard_map import SPLIT, without_shard_map
 from plancompiler.importers.jaxpr_rewriting import Rewriting
 from plancompiler.importers.stablehlo import (
     DTYPES,
@@ -323,6 +323,17 @@ def _call_primitive(target: str) -> Any:
         return stablehlo.CustomCallOp(types, list(given), target, backend_config=text).results
 
     mlir.register_lowering(primitive, lowered)
+    if target.endswith(SPLIT):
+        batching = importlib.import_module("jax.interpreters.batching")
+
+        def mapped(over: Any, given: Any, axes: Any, *, kinds: Any, config: str) -> Any:
+            # Devices inside of devices: those around come first.
+            if axes[0] is None:  # all of those have the same
+                return primitive.bind(*given, kinds=kinds, config=config), axes
+            x = importlib.import_module("jax.numpy").moveaxis(*given, *axes, 0)
+            return primitive.bind(x, kinds=kinds, config=f"{over.name} {config}"), [0]
+
+        batching.fancy_primitive_batchers[primitive] = mapped
     return primitive
 
 

@@ -34,6 +34,7 @@ from plancompiler.importers.imported_module import (
     ImportedModel,
     reserved_names,
 )
+from plancompiler.importers.onnx_attention import recognized
 from plancompiler.importers.onnx_control import STRUCTURE, Call
 from plancompiler.importers.onnx_rules import ONNX_DTYPES
 from plancompiler.importers.onnx_table import ONNX_RULES
@@ -57,6 +58,8 @@ _SMALL = 4096
 """Elements of constants that shape inference is told."""
 _MASKED = -1e30
 """No parameter has such numbers; masks that are added to scores do."""
+_HIDING = -1e3
+"""What has only such numbers and zeros is a mask, too."""
 _STANDARD = ("", "ai.onnx")
 _DRAWS = frozenset(
     [
@@ -413,7 +416,10 @@ class _Source:
             return False
         if sum(e > 1 for e in shape) > 1 and all(op in _FACTORS for op, _ in uses):
             return False
-        return bool(np.isfinite(self.array(name)).all() and self.array(name).min() > _MASKED)
+        array = self.array(name)
+        hides = array <= _HIDING
+        mask = bool(hides.any() and (hides | (array == 0)).all())
+        return not mask and bool(np.isfinite(array).all() and array.min() > _MASKED)
 
     def _reads_value(self, operator: str, at: int) -> bool:
         """Whether an operator needs to know this input while the model is read."""
@@ -837,10 +843,10 @@ class _Reader:
                 source=user_line(),
             )
         graph = replace(self._graph, nodes=tuple(self._nodes), output=output)
-        graph = replace(graph, nodes=live_nodes(graph))
+        graph = recognized(replace(graph, nodes=live_nodes(graph)))
         used = {ref.name for node in graph.nodes for ref in node.refs}
         used |= {ref.name for ref in graph.results()}
-        constants = {name: each for name, each in self._constants.items() if name in used}
+        constants = {name: each for name, each in graph.constants.items() if name in used}
         graph = replace(graph, constants=constants)
         try_graph(graph, ONNX_RULES, self._tensors)
         return graph

@@ -148,25 +148,33 @@ def _linear_between_reshapes(view: View, node: Node) -> Node | None:
     """A product of rows, which were flattened for it: one of the tensor as it was."""
     if node.target not in _VIEWS:
         return None
-    product = view.maker(node.args[0], "aten.addmm.default")
+    product = view.maker(node.args[0], "aten.addmm.default", "aten.linear.default")
     if product is None or view.uses[product.name] != 1 or product.kwargs:
         return None
-    bias, rows, weight = product.args
+    turned = product.target == "aten.linear.default"  # its weight is [out, in]
+    rows, weight, bias = (
+        (*product.args, None)[:3] if turned else (*product.args[1:], product.args[0])
+    )
     flattened = view.maker(rows, *_VIEWS)
     if flattened is None:
         return None
     whole, flat = view.type(flattened.args[0]), view.type(rows)
-    made, result, shift = view.type(node.args[0]), node.types[0], view.type(bias)
-    if whole is None or flat is None or made is None or result is None or shift is None:
+    made, result = view.type(node.args[0]), node.types[0]
+    if whole is None or flat is None or made is None or result is None:
         return None
-    if (
-        whole.shape[-1:] != flat.shape[-1:]
-        or result.shape != (*whole.shape[:-1], made.shape[-1])
-        or len(shift.shape) != 1
+    shift = view.type(bias)
+    if result.shape[-1:] != made.shape[-1:] or (
+        bias is not None and (shift is None or len(shift.shape) != 1)
     ):
         return None
+    target = product.target if turned else "imported.linear.untransposed"
     args = (flattened.args[0], weight, bias)
-    return replace(node, target="imported.linear.untransposed", args=args, kwargs={})
+    shape = (*result.shape[:-1], flat.shape[-1])
+    if whole.shape == shape:
+        return replace(node, target=target, args=args, kwargs={})
+    # Heads are merged in the same step.
+    kwargs = {"shape": list(shape), "turned": turned}
+    return replace(node, target="imported.linear.reshaped", args=args, kwargs=kwargs)
 
 
 def _merged_heads(view: View, node: Node) -> Node | None:

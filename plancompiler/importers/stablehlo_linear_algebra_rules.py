@@ -8,14 +8,14 @@ from typing import Any
 from plancompiler.frontend import functions as f
 from plancompiler.frontend.functions import linalg
 from plancompiler.importers.rules import stablehlo_rule
-from plancompiler.importers.torch_linear_algebra_rules import symmetric_eigh
+from plancompiler.importers.torch_linear_algebra_rules import from_one_triangle
 from plancompiler.ir import DType
 
 
 def _swapped(upper: bool) -> Callable[..., Any]:
     def rule(x: Any, **attrs: Any) -> Any:
         """Eigenvectors come first."""
-        values, vectors = symmetric_eigh(x, upper)
+        values, vectors = linalg.eigh(from_one_triangle(x, upper))
         return vectors, values
 
     return rule
@@ -47,7 +47,7 @@ def _solve(upper: bool, unit: bool) -> Callable[..., Any]:
 
 
 for _name, _rule in {
-    "cholesky": lambda x, **attrs: linalg.cholesky(x),
+    "cholesky": lambda x, **attrs: linalg.cholesky(from_one_triangle(x, upper=False)),
     "lu": _lu,
     "eigh.lower": _swapped(upper=False),
     "eigh.upper": _swapped(upper=True),
@@ -66,7 +66,7 @@ for _name, _rule in {
 
 @stablehlo_rule("stablehlo.cholesky")
 def _cholesky(x: Any, lower: bool = False) -> Any:
-    return linalg.cholesky(x if lower else linalg.transposed(x), not lower)
+    return linalg.cholesky(from_one_triangle(x, not lower), not lower)
 
 
 @stablehlo_rule("stablehlo.triangular_solve")

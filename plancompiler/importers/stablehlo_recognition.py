@@ -1,5 +1,6 @@
 """Rewrites of graphs of StableHLO: what a person would have written in place of several operations.
 
+    attention       two products with a softmax between them
     random numbers  a floating number that is put together out of its bits
     softmax         exponentials over their sum, and the logarithm of that
     layer norm      differences from the mean, over the root of their mean square; so RMSNorm
@@ -12,13 +13,21 @@ detail is left as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from plancompiler.importers.graph import Graph, Node, Ref, live_nodes
+from plancompiler.importers.attention_recognition import (
+    HIDDEN,
+    Product,
+    are_copies,
+    with_attention,
+)
+from plancompiler.importers.graph import Array, Graph, Node, Ref, live_nodes
+from plancompiler.importers.imported_module import without_repeats
+from plancompiler.importers.recognition import View
 from plancompiler.importers.stablehlo_rules import BROADCASTING
 from plancompiler.ir import TensorType
 
@@ -32,7 +41,7 @@ def recognized(graph: Graph) -> Graph:
         nodes = tuple(rewrite(view, node) or node for node in graph.nodes)
         graph = replace(graph, nodes=nodes)
         graph = replace(graph, nodes=live_nodes(graph))
-    return _without_broadcasts(graph)
+    return _without_broadcasts(with_attention(graph, _Operations(), "imported.attention"))
 
 
 class _View:
@@ -210,9 +219,23 @@ def _shifted(view: _View, value: Any) -> tuple[Any, int] | None:
             ):
                 continue
             inner = _statistic(view, stop.args[0], whole, axis)
-        if inner is not None and _reduced(view, inner, "maximum", axis) == node.args[0]:
+        if inner is not None and _greatest(view, inner, node.args[0], axis):
             return node.args[0], axis
     return None
+
+
+def _greatest(view: _View, value: Any, x: Any, axis: int) -> bool:
+    """Whether a value is the maximum of x along an axis, or was before both were transposed."""
+    if _reduced(view, value, "maximum", axis) == x:
+        return True
+    turned = [view.maker(each, "stablehlo.transpose") for each in (value, x)]
+    if turned[0] is None or turned[1] is None:
+        return False
+    order = list(turned[1].kwargs["permutation"])
+    before = order.pop(axis)
+    same = turned[0].kwargs["permutation"] == [each - (each > before) for each in order]
+    greatest = _reduced(view, turned[0].args[0], "maximum", before)
+    return same and bool(greatest == turned[1].args[0])
 
 
 def _softmax(view: _View, node: Node) -> Node | None:
@@ -374,6 +397,98 @@ def _is_variance(view: _View, value: Any, x: Any, whole: TensorType) -> bool:
     mean = _squared(view, less.args[1])
     squares = _squared(view, _mean(view, less.args[0], whole))
     return bool(squares == x and _mean(view, mean, whole) == x)
+
+
+# --- attention ------------------------------------------------------------------------------------
+
+
+class _Operations:
+    """See `attention_recognition.Dialect`."""
+
+    def product(self, view: View, node: Node) -> Product | None:
+        if node.target != "stablehlo.dot_general":
+            return None
+        numbers = node.kwargs["dot_dimension_numbers"]
+        common, summed = (
+            [
+                *zip(
+                    *(numbers.get(f"{side}_{kind}_dimensions", []) for side in ("lhs", "rhs")),
+                    strict=True,
+                )
+            ]
+            for kind in ("batching", "contracting")
+        )
+        kinds = [view.type(each) for each in node.args]
+        if any(
+            kind is None or node.types[0] is None or kind.dtype is not node.types[0].dtype
+            for kind in kinds
+        ):
+            return None
+        return Product(node.args[0], node.args[1], common, summed)
+
+    def softmax(self, view: View, node: Node) -> tuple[Ref, int] | None:
+        if node.target != "imported.softmax":
+            return None
+        return node.args[0], node.kwargs["axis"]
+
+    def scaled(self, view: View, node: Node) -> tuple[Ref, float] | None:
+        if node.target not in ("stablehlo.multiply", "stablehlo.divide"):
+            return None
+        first, second = node.args
+        if isinstance(second, float) and isinstance(first, Ref):
+            return first, second if node.target == "stablehlo.multiply" else 1 / second
+        if isinstance(first, float) and node.target == "stablehlo.multiply":
+            return second, first
+        return None
+
+    def turned(self, view: View, node: Node) -> tuple[Ref, Sequence[int]] | None:
+        if node.target != "stablehlo.transpose":
+            return None
+        return node.args[0], node.kwargs["permutation"]
+
+    def masked(self, view: View, node: Node) -> tuple[Ref, Array] | None:
+        kind, constants = node.types[0], view.graph.constants
+        if kind is None:
+            return None
+        if node.target == "stablehlo.add":
+            for x, mask in (node.args, node.args[::-1]):
+                if isinstance(mask, Ref) and mask.name in constants and view.type(x) is not None:
+                    return x, constants[mask.name]
+        if node.target == "stablehlo.select" and isinstance(node.args[0], Ref):
+            chosen = constants.get(node.args[0].name)
+            for x, other, turned in ((*node.args[1:], False), (*node.args[:0:-1], True)):
+                hides = isinstance(other, float) and other < HIDDEN
+                if chosen is not None and hides and view.type(x) == kind:
+                    zero = np.zeros((), kind.dtype.numpy)
+                    small = without_repeats(chosen) != turned
+                    return x, np.where(small, zero, np.array(-np.inf, zero.dtype))
+        return None
+
+    def copied(self, view: View, node: Node, axis: int) -> Ref | None:
+        copies = view.maker(node.args[0]) if node.target == "stablehlo.reshape" else None
+        if copies is None or copies.target != "stablehlo.broadcast_in_dim":
+            return None
+        source, many, merged = view.type(copies.args[0]), copies.types[0], node.types[0]
+        if source is None or many is None:
+            return None
+        dims = copies.kwargs["broadcast_dimensions"]
+        if dims == [each for each in range(len(many.shape)) if each != axis + 1]:
+            ref: Ref = copies.args[0]
+        else:  # it had an axis for the copies before
+            apart = view.maker(copies.args[0], "stablehlo.reshape", "stablehlo.broadcast_in_dim")
+            if apart is None or dims != [*range(len(many.shape))]:
+                return None
+            ref = apart.args[0]
+            inner = apart.kwargs.get("broadcast_dimensions")
+            if inner not in (None, [each for each in dims if each != axis + 1]):
+                return None
+        source = view.type(ref)
+        if source is None:
+            return None
+        shape = (*source.shape[: axis + 1], 1, *source.shape[axis + 1 :])
+        return (
+            ref if are_copies(axis, source, TensorType(shape, source.dtype), many, merged) else None
+        )
 
 
 # --- broadcasts -----------------------------------------------------------------------------------

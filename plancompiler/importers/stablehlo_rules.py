@@ -17,6 +17,7 @@ from plancompiler.errors import UsageError
 from plancompiler.frontend import functions as f
 from plancompiler.frontend.trace import constant
 from plancompiler.importers import stablehlo_linear_algebra_rules  # noqa: F401  # fill the table
+from plancompiler.importers.attention_recognition import attention
 from plancompiler.importers.rules import STABLEHLO_RULES, stablehlo_rule
 from plancompiler.importers.stablehlo import Sharding
 from plancompiler.ir import DType, TensorType
@@ -690,6 +691,7 @@ def _top_k(x: Any, k: int) -> Any:
 
 stablehlo_rule("chlo.top_k")(_top_k)
 stablehlo_rule("imported.softmax")(f.softmax)
+stablehlo_rule("imported.attention")(attention)
 stablehlo_rule("imported.log_softmax")(f.log_softmax)
 stablehlo_rule("imported.rms_norm")(f.rms_norm)
 

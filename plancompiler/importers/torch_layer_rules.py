@@ -101,6 +101,19 @@ def _size(sizes: Any) -> Any:
     return sizes[0] if isinstance(sizes, (list, tuple)) and len(sizes) == 1 else sizes
 
 
+def _inside(x: Any, axes: int, kernel: Any, padding: Any) -> list[int]:
+    """A window no larger than the padded input: with `ceil_mode` PyTorch cuts a larger one."""
+    windows, pads = (
+        list(each) * (axes // len(each)) if isinstance(each, (list, tuple)) else [each] * axes
+        for each in (kernel, padding)
+    )
+    extents = x.shape[-axes:]
+    return [
+        min(window, extent + 2 * pad)
+        for window, extent, pad in zip(windows, extents, pads, strict=True)
+    ]
+
+
 def _max_pool(axes: int, *, places: bool = False) -> Callable[..., Any]:
     function = (f.max_pool1d, f.max_pool2d, f.max_pool3d)[axes - 1]
 
@@ -112,8 +125,10 @@ def _max_pool(axes: int, *, places: bool = False) -> Callable[..., Any]:
         dilation: Any = 1,
         ceil_mode: bool = False,
     ) -> Any:
-        sizes = (_size(kernel), _size(stride) or None, _size(padding), _size(dilation))
-        return function(x, *sizes, ceil_mode, places)
+        stride, dilation = _size(stride) or _size(kernel), _size(dilation)
+        if ceil_mode and dilation in (1, [1] * axes):
+            kernel = _inside(x, axes, kernel, padding)
+        return function(x, _size(kernel), stride, _size(padding), dilation, ceil_mode, places)
 
     return rule
 
@@ -122,7 +137,10 @@ def _avg_pool(axes: int) -> Callable[..., Any]:
     function = (f.avg_pool1d, f.avg_pool2d, f.avg_pool3d)[axes - 1]
 
     def rule(x: Any, kernel: Any, stride: Any = None, padding: Any = 0, *more: Any) -> Any:
-        return function(x, _size(kernel), _size(stride) or None, _size(padding), *more)
+        stride = _size(stride) or _size(kernel)
+        if more and more[0]:
+            kernel = _inside(x, axes, kernel, padding)
+        return function(x, _size(kernel), stride, _size(padding), *more)
 
     return rule
 

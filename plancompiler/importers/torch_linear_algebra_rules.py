@@ -14,15 +14,17 @@ from plancompiler.ir.operators import TensorOperators
 # Arguments have the names and the order that PyTorch gives them; only those that calls name matter.
 
 
-def symmetric_eigh(x: Any, upper: bool) -> Any:
-    """Only one triangle is read, and the gradient is that of a matrix that is symmetric."""
+def from_one_triangle(x: Any, upper: bool) -> Any:
+    """The symmetric matrix that one triangle says, with the gradient of a matrix that is symmetric:
+    routines of LAPACK read no more of it.
+    """
     half = linalg.transposed(x) if upper else x
     whole = f.tril(half) + linalg.transposed(f.tril(half, -1))
-    return linalg.eigh(f.stop_gradient(whole - x) + x)
+    return f.stop_gradient(whole - x) + x
 
 
 def _eigh(x: Any, UPLO: str = "L", compute_v: bool = True) -> Any:  # noqa: N803  # PyTorch's name
-    return symmetric_eigh(x, UPLO.upper() == "U")
+    return linalg.eigh(from_one_triangle(x, UPLO.upper() == "U"))
 
 
 def _eigvalsh(x: Any, UPLO: str = "L") -> Any:  # noqa: N803  # PyTorch's name
@@ -76,7 +78,7 @@ define(
         "aten.linalg_slogdet.default aten.slogdet.default": linalg.slogdet,
         "aten.logdet.default": linalg.logdet,
         "aten.linalg_cholesky.default aten.cholesky.default": lambda x, upper=False: (
-            linalg.cholesky(x, upper)
+            linalg.cholesky(from_one_triangle(x, upper), upper)
         ),
         "aten.cholesky_solve.default": linalg.cholesky_solve,
         "aten.cholesky_inverse.default": linalg.cholesky_inverse,

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import importlib
 import re
+import traceback
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Any
 
 from plancompiler.errors import ModelImportError, PlanCompilerError, UsageError
 from plancompiler.frontend.nn.module import Buffer, Parameter
 from plancompiler.importers.constant_masks import masks_as_places, refuse_changing_masks
-from plancompiler.importers.flat_program import flat_program
+from plancompiler.importers.flat_program import author_line, flat_program
 from plancompiler.importers.fused_linear import with_parts
 from plancompiler.importers.graph import Array, Fields, Graph, Node, Ref, live_nodes
 from plancompiler.importers.imported_module import Arguments, ImportedModel
@@ -30,11 +32,10 @@ from plancompiler.importers.running_averages import averages_of_all_batches
 from plancompiler.importers.shared_memory import refuse_shared_memory
 from plancompiler.importers.torch_rules import TORCH_RULES
 from plancompiler.importers.trial import require_rules, try_graph
-from plancompiler.ir import UNKNOWN_SOURCE, DType, SourceLine, TensorType
+from plancompiler.ir import DType, SourceLine, TensorType
 from plancompiler.ir.source import shown_path, user_line
 from plancompiler.ir.whole_file import regular_file
 
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _ASSERTIONS = ("aten._assert", "aten.sym_constrain", "aten._print", "aten.sym_size")
 """Beginnings of targets that compute nothing."""
 
@@ -211,7 +212,7 @@ def _exported(torch: Any, module: Any, example: Any) -> Any:
             except Exception as error:
                 raise ModelImportError(
                     f"PyTorch cannot export {type(module).__name__}",
-                    source=user_line(),
+                    source=_author_line(torch, error) or user_line(),
                     got=_first_lines(error),
                     hint="what a model computes may depend on shapes, and not on the values of "
                     "tensors",
@@ -241,6 +242,18 @@ def _exported(torch: Any, module: Any, example: Any) -> Any:
     refuse_shared_memory(torch, flat, changing, read)
     refuse_changing_masks(masks, changing)
     return flat
+
+
+def _author_line(torch: Any, error: Exception) -> SourceLine | None:
+    """The innermost line of the model at which an export failed."""
+    own = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
+    frames = traceback.extract_tb(error.__traceback__)
+    for frame in reversed(frames):
+        if frame.lineno and not frame.filename.startswith((*own, "<")):
+            place = shown_path(frame.filename) or frame.filename
+            line = SourceLine(place, frame.lineno)
+            return None if line == user_line() else line
+    return None
 
 
 def _arguments(torch: Any, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -286,7 +299,6 @@ class _Reader:
         self._parts = parts
         self._unknown: dict[str, str] = {}
         """Constants that have no value: graph node → the author's name."""
-        self._shown: dict[str, str] = {}
         self._constants: dict[str, Any] = {}
         """Tensors that are known, by the names of graph nodes."""
         self._numbers: dict[str, Any] = {}
@@ -347,7 +359,10 @@ class _Reader:
             elif node.op == "output":
                 output = node.args[0]
             elif not str(node.target).startswith(_ASSERTIONS) and not self._fold(node):
-                nodes.append(self._node(node))
+                try:
+                    nodes.append(self._node(node))
+                except PlanCompilerError as error:
+                    raise error.at(op=node.name, source=author_line(self._torch, node)) from None
         returned, changed = self._outputs(output, signature)
         stored = {**program.constants, **program.state_dict}
         types = {value: self._type(stored[each]) for value, each in parameters.items()}
@@ -480,21 +495,26 @@ class _Reader:
             raise ModelImportError(
                 "a view by strides of a tensor whose elements do not lie in order in memory",
                 got=f"{target} of {node.args[0]}",
-                source=self._source(node),
+                source=author_line(self._torch, node),
                 hint="call contiguous() first, or use view, transpose and slices",
             )
         value = node.meta.get("val")
         values = value if isinstance(value, (tuple, list)) else (value,)
+        operands = [each.meta.get("val") for each in node.all_input_nodes]
+        if any(map(self._is_complex, (*values, *operands))):
+            # Complex numbers are pairs: rules of their own read the last axis.
+            pairs = all(map(self._is_complex, operands)) or target.startswith("aten.view_as")
+            target = target.replace("aten.", "complex." if pairs else "complex_and_real.", 1)
         return Node(
             node.name,
             target,
             self._plain(node.args),
             self._plain(dict(node.kwargs)),
             tuple(
-                self._type(each) if isinstance(each, self._torch.Tensor) else None
+                self._type(each, pairs=True) if isinstance(each, self._torch.Tensor) else None
                 for each in values
             ),
-            self._source(node),
+            author_line(self._torch, node),
         )
 
     def _plain(self, value: Any) -> Any:
@@ -511,11 +531,7 @@ class _Reader:
         if isinstance(value, list):
             return [self._plain(each) for each in value]
         if isinstance(value, torch.SymInt):
-            raise ModelImportError(
-                "the exported program has an axis without a fixed size",
-                got=str(value),
-                hint="export it without dynamic_shapes",
-            )
+            raise _no_fixed_size(value)
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
         if isinstance(value, torch.dtype):
@@ -524,26 +540,27 @@ class _Reader:
             return _array(torch, value)
         return str(value)  # devices, layouts and memory formats, which no rule reads
 
-    def _type(self, tensor: Any) -> TensorType:
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        if any(isinstance(extent, self._torch.SymInt) for extent in tensor.shape):
-            raise ModelImportError(
-                "the exported program has an axis without a fixed size",
-                got=str(tuple(tensor.shape)),
-                hint="export it without dynamic_shapes",
-            )
-        return TensorType(tuple(tensor.shape), DType.parse(dtype))
+    def _is_complex(self, value: Any) -> bool:
+        return isinstance(value, self._torch.Tensor) and bool(value.is_complex())
 
-    def _source(self, node: Any) -> SourceLine:
-        """The innermost line of the author, outside of PyTorch itself."""
-        inside = str(self._torch.__path__[0])
-        frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-        for file, line in reversed(frames):
-            if not file.startswith(inside):
-                if file not in self._shown:
-                    self._shown[file] = shown_path(file)
-                return SourceLine(self._shown[file] or file, int(line))
-        return UNKNOWN_SOURCE
+    def _type(self, tensor: Any, pairs: bool = False) -> TensorType:
+        """The type of a tensor. With `pairs` complex numbers are pairs along one more axis, as they
+        are between the nodes of the graph; nothing else may be complex.
+        """
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if self._is_complex(tensor):
+            if not pairs:
+                raise ModelImportError(
+                    "parameters, buffers, inputs and results of a model cannot be complex",
+                    source=user_line(),
+                    got=f"{dtype}{list(tensor.shape)}",
+                    hint="give it torch.view_as_real of them, and call view_as_complex in forward",
+                )
+            tensor = self._torch.view_as_real(tensor)
+            dtype = str(tensor.dtype).removeprefix("torch.")
+        if any(isinstance(extent, self._torch.SymInt) for extent in tensor.shape):
+            raise _no_fixed_size(tuple(tensor.shape))
+        return TensorType(tuple(tensor.shape), DType.parse(dtype))
 
     def _outputs(self, output: Sequence[Any], signature: Any) -> tuple[Any, dict[str, Ref]]:
         """The structure that is returned, and what changed buffers become."""
@@ -554,6 +571,8 @@ class _Reader:
             if kind == "BUFFER_MUTATION":
                 changed[by_target[spec.target]] = Ref(value.name)
             elif kind in ("USER_OUTPUT", "LOSS_OUTPUT"):
+                if self._is_complex(getattr(value, "meta", {}).get("val")):
+                    self._type(value.meta["val"])
                 returned.append(self._plain(value))
             else:
                 raise ModelImportError(
@@ -570,6 +589,23 @@ class _Reader:
             for number, each in enumerate(args)
         }
         return Arguments({**template, **kwargs}, inputs)
+
+
+def _no_fixed_size(sizes: Any) -> ModelImportError:
+    """Of an axis whose size is a symbol: u0 and the like depend on values of tensors."""
+    if re.search(r"\bu\d", str(sizes)):
+        return ModelImportError(
+            "an axis has a size that depends on the values of tensors",
+            got=str(sizes),
+            expected="sizes that follow from those of the inputs",
+            hint="multiply by a mask, or use torch.where; of experts that choose their tokens "
+            'compute all, as experts_implementation="batched_mm" of transformers does',
+        )
+    return ModelImportError(
+        "the exported program has an axis without a fixed size",
+        got=str(sizes),
+        hint="export it without dynamic_shapes",
+    )
 
 
 def _without_copies(tensor: Any) -> Any:
@@ -619,8 +655,10 @@ def _attribute(module: Any, path: str) -> Any:
 
 
 def _array(torch: Any, tensor: Any) -> Array:
-    """A tensor as an array that shares its memory."""
+    """A tensor as an array that shares its memory; complex numbers as pairs."""
     tensor = tensor.detach().cpu()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
     if tensor.dtype is torch.bfloat16:
         shared: Array = tensor.view(torch.int16).numpy().view(DType.BFLOAT16.numpy)
         return shared

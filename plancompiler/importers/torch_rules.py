@@ -604,6 +604,13 @@ def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
     return f.linear(x, weight, bias)
 
 
+def _linear_of_reshaped(x: Any, weight: Any, bias: Any, *, shape: list[int], turned: bool) -> Any:
+    x = f.reshape(x, shape)
+    if turned:
+        return _linear(x, weight, bias)
+    return f.matmul(x, weight) + bias
+
+
 def _linear_of_parts(x: Any, weight: Any, bias: Any = None, *, outputs: int) -> Any:
     """A tensor [..., out] of x [..., in] for each part; the weight is [in, parts, out] where its
     `outputs` were axis 1, else [parts, out, in]. See `fused_linear`.
@@ -638,6 +645,12 @@ def _matmul(x: Any, y: Any) -> Any:
     product = f.matmul(f.unsqueeze(x, 0) if left else x, f.unsqueeze(y, 1) if right else y)
     axes = [product.ndim - 2] * left + [product.ndim - 1] * right
     return f.squeeze(product, axes) if axes else product
+
+
+def _complex_product(x: Any, y: Any) -> Any:
+    (a, b), (c, d) = (f.unbind(each, each.ndim - 1) for each in (x, y))
+    made = [a * c - b * d, a * d + b * c]
+    return f.stack(made, made[0].ndim)
 
 
 def _einsum(equation: str, tensors: Sequence[Any], path: Any = None) -> Any:
@@ -681,15 +694,21 @@ define(
         ),
         "aten.outer.default": f.outer,
         "aten.einsum.default": _einsum,
+        # Complex numbers are pairs along the last axis.
+        "complex.view_as_complex.default complex.view_as_real.default": lambda x: x,
         # What `recognition` makes of neighbours.
         "imported.linear.parts": _linear_of_parts,
         "imported.matmul.apart": _matmul_apart,
         "imported.matmul.transposed": lambda x, y: f.matmul(x, y, transpose_b=True),
+        "imported.linear.reshaped": _linear_of_reshaped,
         "imported.linear.untransposed": lambda x, weight, bias: f.matmul(x, weight) + bias,
         "imported.rms_norm.default": f.rms_norm,
         "imported.gelu.tanh": f.gelu,
     }
 )
+
+
+torch_rule("complex.mul.Tensor", promotes=True)(_complex_product)
 
 
 @torch_rule("aten.scaled_dot_product_attention.default", arrays=True)

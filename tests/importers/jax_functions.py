@@ -48,6 +48,57 @@ def _unary(names: str, of: np.ndarray = X, module: Any = jnp) -> dict[str, Case]
     return {f"{kind}.{name}": (getattr(module, name), (of,)) for name in names.split()}
 
 
+Q, K = _normal(2, 5, 4, 3), _normal(2, 5, 2, 3)
+"""Queries of four heads, and keys of two."""
+
+
+def _by_hand(q, k, v, bias=None, scale=0.6):
+    """Of [b, h, t, d], as most programs write it."""
+    scores = jnp.einsum("bhqd,bhkd->bhqk", q, k) * scale
+    scores = scores if bias is None else scores + bias
+    return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores, -1), v)
+
+
+_CAUSAL = np.where(np.tri(4, dtype=bool), 0, np.finfo(np.float32).min).astype(np.float32)
+ATTENTION: dict[str, Case] = {
+    "causal": (lambda q: jax.nn.dot_product_attention(q, q, q, is_causal=True), (Q,)),
+    "grouped": (
+        lambda q, k: jax.nn.dot_product_attention(q, k, jnp.sin(k), is_causal=True),
+        (Q, K),
+    ),
+    "grouped and windowed": (
+        lambda q, k: jax.nn.dot_product_attention(
+            q, k, k, is_causal=True, local_window_size=(2, 0), scale=0.3
+        ),
+        (Q, K),
+    ),
+    "of copied heads": (
+        lambda q, k: jax.nn.dot_product_attention(
+            q, jnp.repeat(k, 2, 2), jnp.repeat(jnp.cos(k), 2, 2)
+        ),
+        (Q, K),
+    ),
+    "of some new positions": (
+        lambda q, k: jax.nn.dot_product_attention(
+            q, k, k, mask=jnp.arange(2)[:, None] + 3 >= jnp.arange(5)
+        ),
+        (Q[:, :2, :2], K),
+    ),
+    "by hand": (lambda q, k: _by_hand(q, k, q, _CAUSAL), (Q, Q * 0.5)),
+    "by hand with a bias": (
+        lambda q, k: _by_hand(q, k, q, -np.arange(4.0, dtype=np.float32) * 0.1),
+        (X[None, None], X[None, None]),
+    ),
+    "of wide values": (lambda q, v: _by_hand(q / 2, q, v), (Q, _normal(2, 5, 4, 6))),
+    "turned": (
+        lambda q, k: jnp.einsum(
+            "kbqh,bkhd->dqbh", jax.nn.softmax(jnp.einsum("qbhd,bkhd->kbqh", q, k), 0), k
+        ),
+        (Q[:2].transpose(1, 0, 2, 3), Q),
+    ),
+}
+"""Attention that becomes one operation."""
+
 FUNCTIONS: dict[str, Case] = {
     # --- elementwise ---
     **_unary("abs ceil cos cosh exp exp2 expm1 floor negative rint round sign sin sinh square"),
@@ -438,6 +489,20 @@ FUNCTIONS: dict[str, Case] = {
     "complete qr": (lambda x: jnp.linalg.qr(x, "complete")[1], (_normal(3, 3),)),
     "eigh": (lambda x: (jnp.linalg.eigh(x + x.T)[0], abs(jnp.linalg.eigh(x + x.T)[1])), (SQUARE,)),
     "whole svd": (lambda x: [abs(each) for each in jnp.linalg.svd(x, False)], (_normal(4, 3),)),
+    "eigh of the upper triangle": (
+        lambda x: [
+            abs(each) for each in lax.linalg.eigh(x + x.T, lower=False, symmetrize_input=False)
+        ],
+        (SQUARE,),
+    ),
+    "svd with all vectors": (
+        lambda x: [abs(each) for each in jnp.linalg.svd(x, True)][:2],
+        (_normal(4, 3),),
+    ),
+    "svd with all vectors on the right": (
+        lambda x: [abs(each) for each in jnp.linalg.svd(x, True)][1:],
+        (_normal(3, 4),),
+    ),
     "pinv": (jnp.linalg.pinv, (_normal(4, 3),)),
     "lstsq": (lambda x, y: jnp.linalg.lstsq(x, y)[0], (_normal(5, 3), _normal(5, 2))),
     "lu": (jax.scipy.linalg.lu, (SQUARE,)),
@@ -471,6 +536,17 @@ FUNCTIONS: dict[str, Case] = {
     ),
     "attention": (
         lambda q: jax.nn.dot_product_attention(q, q, q, is_causal=True),
+        (_normal(2, 4, 2, 3),),
+    ),
+    **{f"attention {name}": case for name, case in ATTENTION.items()},
+    "attention that returns its weights": (
+        lambda q: [w := jax.nn.softmax(q @ q.transpose(0, 1, 3, 2)), w @ q],
+        (_normal(2, 2, 4, 3),),
+    ),
+    "attention with a row that sees nothing": (
+        lambda q: jax.nn.dot_product_attention(
+            q, q, q, mask=jnp.arange(4)[:, None] > jnp.arange(4)
+        ),
         (_normal(2, 4, 2, 3),),
     ),
     "resize": (lambda x: jax.image.resize(x, (2, 12, 10, 3), "nearest"), (IMAGE,)),

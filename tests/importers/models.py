@@ -118,6 +118,36 @@ causal(
     ),
 )
 causal(
+    "gpt_oss",
+    lambda: transformers.GptOssConfig(
+        **GROUPED,
+        head_dim=8,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=8,
+        experts_implementation="batched_mm",
+    ),
+)
+causal(
+    "deepseek_v2",
+    lambda: transformers.DeepseekV2Config(
+        **SIZES,
+        q_lora_rank=16,
+        kv_lora_rank=8,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=4,
+        v_head_dim=8,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+        moe_intermediate_size=16,
+        first_k_dense_replace=1,
+        n_group=1,
+        topk_group=1,
+        experts_implementation="batched_mm",
+    ),
+)
+causal(
     "bloom",
     lambda: transformers.BloomConfig(n_layer=2, hidden_size=32, n_head=4, vocab_size=VOCABULARY),
 )

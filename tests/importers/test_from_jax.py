@@ -24,7 +24,7 @@ from plancompiler.importers.model_folder import read_model
 from plancompiler.importers.rules import STABLEHLO_RULES
 from plancompiler.ir.task import TaskKind
 from plancompiler.passes import run_passes
-from tests.importers.jax_functions import FUNCTIONS, REFUSED, UNLIKE, jax, jnp, lax
+from tests.importers.jax_functions import ATTENTION, FUNCTIONS, REFUSED, UNLIKE, jax, jnp, lax
 from tests.importers.jax_models import IDS, LABELS, RATE, of_linen, of_nnx, optax, trained
 
 pytestmark = [
@@ -98,6 +98,51 @@ def test_a_function_is_refused_with_a_reason(name):
     function, arguments = FUNCTIONS[name]
     with pytest.raises(PlanCompilerError, match=REFUSED[name]):
         pc.from_jax(function, *arguments, parameters=())
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_is_one_operation(name):
+    function, arguments = ATTENTION[name]
+    nodes = pc.from_jax(function, *arguments, parameters=()).graph.nodes
+    (node,) = [each for each in nodes if each.target == "imported.attention"]
+    assert not {"imported.softmax", "stablehlo.exponential"} & {each.target for each in nodes}
+    queries, keys, *_ = node.kwargs["shapes"]
+    if "grouped" in name or "copied" in name:
+        assert (queries[1], keys[1]) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    "name", ["attention that returns its weights", "attention with a row that sees nothing"]
+)
+def test_attention_that_is_more_stays_as_it_is(name):
+    function, arguments = FUNCTIONS[name]
+    nodes = pc.from_jax(function, *arguments, parameters=()).graph.nodes
+    assert "imported.attention" not in {each.target for each in nodes}
+
+
+def test_attention_whose_heads_are_split_needs_no_collective():
+    """Forward and backward, with two heads of keys for four of queries."""
+    function, given = ATTENTION["grouped"]
+    model = pc.from_jax(function, *given, parameters=())
+    place = pc.Placement("cpu", [0, 1], ("tp",))
+    with pc.job("heads") as job:
+        inputs = [
+            pc.input(n, e.shape, "float32", place, ["S(2)"])
+            for n, e in zip("qk", given, strict=True)
+        ]
+        made = model(*inputs)
+        pc.output("y", made)
+        for name, each in zip("qk", pc.gradients((made * made).sum(), inputs), strict=True):
+            pc.output(f"gradient {name}", each)
+    graph = build_boxing_task_graph(infer_sbp(run_passes(job)[0]), 2)
+    made = [each.name for each in graph.families if each.kind is TaskKind.COLLECTIVE_BOXING]
+    assert len(made) == 3, made  # the outputs are gathered
+    with pc.run(job, ranks=2, cache=False) as session:
+        out = session.step(**dict(zip("qk", given, strict=True)))
+    slopes = jax.grad(lambda *each: (function(*each) ** 2).sum(), argnums=(0, 1))(*given)
+    np.testing.assert_allclose(out["y"], function(*given), rtol=1e-4, atol=1e-5)
+    for name, each in zip("qk", slopes, strict=True):
+        np.testing.assert_allclose(out[f"gradient {name}"], each, rtol=1e-4, atol=1e-5)
 
 
 # --- what a function says about gradients ---------------------------------------------------------
@@ -341,6 +386,142 @@ def test_a_product_split_by_shard_map_has_the_collective_that_it_asks_for():
     graph = build_boxing_task_graph(infer_sbp(run_passes(job)[0]), 2)
     made = [each for each in graph.families if each.kind is TaskKind.COLLECTIVE_BOXING]
     assert len(made) == 1, [each.name for each in made]
+
+
+def test_devices_inside_of_devices():
+    """Each row of devices splits a product over its columns."""
+    spec = jax.sharding.PartitionSpec
+    mesh = jax.make_mesh((2, 2), DEVICES, axis_types=(jax.sharding.AxisType.Auto,) * 2)
+
+    def of_a_row(x, w):
+        inner = jax.shard_map(
+            lambda x, w: lax.psum(x @ w, "columns") + lax.axis_index("columns").astype("float32"),
+            in_specs=(spec(None, "columns"), spec("columns")),
+            out_specs=spec("columns"),
+            axis_names={"columns"},
+        )
+        y = inner(jnp.tanh(x), w)
+        return y * (lax.axis_index("rows") + 1), lax.psum((y**2).sum(), "rows")
+
+    mapped = jax.jit(
+        jax.shard_map(
+            of_a_row,
+            mesh=mesh,
+            in_specs=(spec("rows"), spec()),
+            out_specs=(spec("rows"), spec()),
+            axis_names={"rows"},
+            check_vma=False,
+        )
+    )
+    random = np.random.default_rng(4)
+    given = [random.normal(size=each).astype("float32") for each in ((8, 6), (6, 3))]
+    model = pc.from_jax(mapped, *given, parameters=())
+    y, total = mapped(*given)
+    slopes = jax.grad(lambda *each: mapped(*each)[1], argnums=(0, 1))(*given)
+    assert (model.mesh.axes, model.mesh.size) == (DEVICES, 4)
+    for place in (pc.Placement("cpu", [[0]], DEVICES), model.mesh):
+        with pc.job("nested") as job:
+            inputs = [
+                pc.input(name, each.shape, "float32", place, sbp)
+                for name, each, sbp in zip(
+                    "xw", given, (["S(0)", "S(1)"], ["B", "S(0)"]), strict=True
+                )
+            ]
+            made = model(*inputs)
+            pc.output("y", made[0])
+            pc.output("total", made[1])
+            for name, each in zip("xw", pc.gradients(made[1], inputs), strict=True):
+                pc.output(f"gradient {name}", each)
+        with pc.run(job, ranks=place.size, cache=False) as session:
+            out = session.step(**dict(zip("xw", given, strict=True)))
+        np.testing.assert_allclose(out["y"], y, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(out["total"], total, rtol=1e-5)
+        for name, each in zip("xw", slopes, strict=True):
+            np.testing.assert_allclose(out[f"gradient {name}"], each, rtol=1e-4, atol=1e-4)
+
+
+# --- linear algebra -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lower", [True, False])
+def test_eigh_reads_one_triangle(lower):
+    """JAX itself makes the matrix symmetric where it takes a gradient."""
+    x = np.random.default_rng(5).normal(size=(4, 4)).astype("float32")
+
+    def function(x):
+        return lax.linalg.eigh(x, lower=lower, symmetrize_input=False)[1]
+
+    made = pc.from_jax(function, x, parameters=())(pc.tensor(x, ONE))
+    np.testing.assert_allclose(made.numpy(), function(x), rtol=1e-5, atol=1e-5)
+    other = np.linalg.eigvalsh(x, "U" if lower else "L")
+    assert np.abs(made.numpy() - other).max() > 0.1
+
+
+def operation(line: str, *kinds: str) -> str:
+    """A program of one operation, whose last kind is that of the result."""
+    given = ", ".join(f"%arg{at}: tensor<{kind}>" for at, kind in enumerate(kinds[:-1]))
+    function = f"func.func public @main({given}) -> tensor<{kinds[-1]}>"
+    return f"module {{ {function} {{\n%0 = {line}\nreturn %0 : tensor<{kinds[-1]}> }} }}"
+
+
+def values_and_slopes(program: str, given: list[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """What a program computes, and the gradients of a weighted sum."""
+    tensors = [pc.tensor(each, ONE, requires_grad=True) for each in given]
+    made = pc.from_jax(program, parameters=())(*tensors)
+    (made * pc.tensor(weights(made), ONE)).sum().backward()
+    return made.numpy(), [each.grad.numpy() for each in tensors]
+
+
+def slopes_of(function: Any, given: list[np.ndarray]) -> list[np.ndarray]:
+    def weighted(*some: Any) -> Any:
+        made = function(*some)
+        return (made * weights(made)).sum()
+
+    return jax.grad(weighted, tuple(range(len(given))))(*given)
+
+
+@pytest.mark.parametrize("lower", [True, False])
+def test_cholesky_of_stablehlo_reads_one_triangle(lower):
+    random = np.random.default_rng(6)
+    x = random.normal(size=(4, 4)).astype("float32") + 8 * np.eye(4, dtype="float32")
+    line = f"stablehlo.cholesky %arg0, lower = {str(lower).lower()} : tensor<4x4xf32>"
+
+    def wanted(x):
+        part = jnp.tril(x) if lower else jnp.triu(x).T
+        factor = jnp.linalg.cholesky(part + jnp.tril(part, -1).T)
+        return factor if lower else factor.T
+
+    value, (slope,) = values_and_slopes(operation(line, "4x4xf32", "4x4xf32"), [x])
+    np.testing.assert_allclose(value, wanted(x), rtol=1e-5, atol=1e-6)
+    (expected,) = slopes_of(wanted, [x])
+    np.testing.assert_allclose(slope + slope.T, expected + expected.T, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("turned", ["NO_TRANSPOSE", "TRANSPOSE", "ADJOINT"])
+@pytest.mark.parametrize("left", [True, False])
+def test_triangular_solve_of_stablehlo_reads_one_triangle(left, turned):
+    random = np.random.default_rng(7)
+    a = random.normal(size=(3, 3)).astype("float32") + 4 * np.eye(3, dtype="float32")
+    b = random.normal(size=(3, 2) if left else (2, 3)).astype("float32")
+    shape = "3x2xf32" if left else "2x3xf32"
+    for lower, unit in ((True, False), (True, True), (False, False), (False, True)):
+        line = (
+            f'"stablehlo.triangular_solve"(%arg0, %arg1) <{{left_side = {str(left).lower()}, '
+            f"lower = {str(lower).lower()}, unit_diagonal = {str(unit).lower()}, "
+            f"transpose_a = #stablehlo<transpose {turned}>}}> "
+            f": (tensor<3x3xf32>, tensor<{shape}>) -> tensor<{shape}>"
+        )
+
+        def wanted(a, b, lower=lower, unit=unit):
+            part = jnp.tril(a) if lower else jnp.triu(a)
+            part = part - jnp.diag(jnp.diag(part)) + jnp.eye(3) if unit else part
+            part = part if turned == "NO_TRANSPOSE" else part.T
+            return jnp.linalg.solve(part, b) if left else jnp.linalg.solve(part.T, b.T).T
+
+        value, slopes = values_and_slopes(operation(line, "3x3xf32", shape, shape), [a, b])
+        np.testing.assert_allclose(value, wanted(a, b), rtol=1e-5, atol=1e-6)
+        for slope, expected in zip(slopes, slopes_of(wanted, [a, b]), strict=True):
+            np.testing.assert_allclose(slope, expected, rtol=1e-4, atol=1e-5)
 
 
 # --- shardings ------------------------------------------------------------------------------------

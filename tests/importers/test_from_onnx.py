@@ -457,3 +457,125 @@ def test_a_folder_is_trained_without_onnx(tmp_path, monkeypatch):
     assert "mlp.onnx[/fc1/Gemm]" in shown.output
     with pytest.raises(UsageError, match="needs the package onnx"):
         pc.from_onnx(file)
+
+
+# --- attention ------------------------------------------------------------------------------------
+
+
+def attention(mask: str = "causal", copies: int = 1, turned: str = "last two", scale: str = "both"):
+    """Attention of four heads as exporters write it; keys and values are those of 4 / copies."""
+    rng = np.random.default_rng(2)
+    t, s, heads = (2, 5, 4) if mask == "some new positions" else (5, 5, 4)
+    triangle = np.tri(t, s, s - t, dtype=bool)
+    low = np.finfo(np.float32).min
+    weights: dict[str, np.ndarray] = {
+        "factor": np.array([0.8], np.float32),
+        "apart": np.array([2], np.int64),
+        "copies": np.array([2, heads // copies, copies, s, 3], np.int64),
+        "all heads": np.array([2, heads, s, 3], np.int64),
+        "rows": np.array([-1, s, 3], np.int64),
+        "heads": np.array([2, heads, 3, s], np.int64),
+        "low": np.array(low, np.float32),
+        "seen": triangle,
+        "hidden": ~triangle,
+    }
+    masks = {
+        "causal": np.where(triangle, 0, -np.inf),
+        "some new positions": np.where(triangle, 0, low),
+        "large": np.where(triangle, 0, -1e4),
+        "nothing seen": np.where(np.tri(5, k=-1, dtype=bool), 0, low),
+    }
+    if mask in masks:
+        weights["mask"] = masks[mask].astype(np.float32)
+    nodes = []
+    for name in "kv" if copies > 1 else "":
+        nodes += [
+            node("Unsqueeze", f"{name} apart", f"{name}1"),
+            node("Expand", f"{name}1 copies", f"{name}2"),
+            helper.make_node("Reshape", [f"{name}2", "all heads"], [f"{name}h"]),
+        ]
+    k, v = ("kh", "vh") if copies > 1 else ("k", "v")
+    if turned == "last two":
+        nodes.append(node("Transpose", k, "kt", perm=[0, 1, 3, 2]))
+    else:
+        nodes += [
+            node("Reshape", f"{k} rows", "kr"),
+            node("Transpose", "kr", "ks", perm=[0, 2, 1]),
+            node("Reshape", "ks heads", "kt"),
+        ]
+    if scale == "both":
+        nodes += [node("Mul", "q factor", "qf"), node("Mul", "factor kt", "kf")]
+        nodes.append(node("MatMul", "qf kf", "scores"))
+    else:
+        nodes += [node("MatMul", "q kt", "product"), node("Div", "product factor", "scores")]
+    if mask in masks:
+        nodes.append(node("Add", "scores mask", "masked"))
+    elif mask == "where":
+        nodes.append(node("Where", "seen scores low", "masked"))
+    elif mask == "where not":
+        nodes.append(node("Where", "hidden low scores", "masked"))
+    else:
+        nodes.append(node("Identity", "scores", "masked"))
+    nodes += [node("Softmax", "masked", "p", axis=-1), node("MatMul", f"p {v}", "y")]
+    shapes = {"q": (2, 4, t, 3), "k": (2, 4 // copies, s, 3), "v": (2, 4 // copies, s, 3)}
+    given = {n: rng.normal(size=shape).astype(np.float32) for n, shape in shapes.items()}
+    made = proto(nodes, [info(n, shape) for n, shape in shapes.items()], ["y"], weights)
+    return made, given
+
+
+@pytest.mark.parametrize(
+    ("options", "causal", "masked"),
+    [
+        ({}, True, False),
+        ({"copies": 2, "turned": "rows"}, True, False),
+        ({"copies": 4, "scale": "scores"}, True, False),
+        ({"mask": "some new positions"}, "lower_right", False),
+        ({"mask": "where", "scale": "scores"}, True, False),
+        ({"mask": "where not"}, True, False),
+        ({"mask": "large"}, False, True),
+        ({"mask": "none", "copies": 2}, False, False),
+        ({"mask": "nothing seen"}, None, None),
+    ],
+)
+def test_attention_of_several_operators(options, causal, masked):
+    made, given = attention(**options)
+    model = pc.from_onnx(made, trainable=[])
+    fused = [each for each in model.graph.nodes if each.target == "imported.attention"]
+    if causal is None:  # of what sees nothing ONNX takes the mean
+        assert fused == []
+    else:
+        (one,) = fused
+        assert (one.kwargs["causal"], len(one.args) > 3) == (causal, masked)
+        assert [shape[1] for shape in one.kwargs["shapes"][:2]] == [
+            4,
+            4 // options.get("copies", 1),
+        ]
+        assert [each.target for each in model.graph.nodes] == ["imported.attention"]
+    expected = onnx.reference.ReferenceEvaluator(made).run(None, given)[0]
+    place = pc.Placement("cpu", [0, 1], ("tp",))
+    for mesh, sbp in ((ONE, ["B"]), (place, ["S(0)"]), (place, ["S(1)"])):
+        if sbp == ["S(1)"] and options.get("copies") == 4:
+            continue  # one head of keys
+        with pc.job("attention") as job:
+            inputs = {n: pc.input(n, e.shape, "float32", mesh, sbp) for n, e in given.items()}
+            y = model(**inputs)
+            pc.output("y", y)
+            gradients = pc.gradients((y * y).sum(), list(inputs.values()))
+            for name, each in zip(given, gradients, strict=True):
+                pc.output(f"gradient {name}", each)
+        with pc.run(job, ranks=mesh.size, cache=False) as session:
+            out = session.step(**given)
+        np.testing.assert_allclose(out["y"], expected, rtol=1e-4, atol=1e-5)
+        if mesh is ONE:
+            alone = out
+        for name, each in alone.items():
+            np.testing.assert_allclose(out[name], each, rtol=1e-4, atol=1e-5)
+
+
+def test_masks_are_no_parameters():
+    """Masks of large numbers are none, either; a bias with one of them is."""
+    made, _ = attention(mask="large")
+    assert dict(pc.from_onnx(made).named_parameters()) == {}
+    weights = {"bias": np.array([[0, -1e4], [0.5, 0]], np.float32)}
+    made = proto([node("Add", "x bias", "y")], [info("x", [2, 2])], ["y"], weights)
+    assert dict(pc.from_onnx(made).named_parameters()).keys() == {"bias"}

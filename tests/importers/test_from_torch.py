@@ -197,6 +197,38 @@ def test_stages_whose_labels_live_on_the_last():
     np.testing.assert_allclose(losses, wanted.losses[:3], rtol=2e-2)
 
 
+def test_micro_batches_of_attention_whose_heads_and_rows_are_merged_at_once():
+    """PyTorch's attention turns the batch behind the length, and merges both for a product."""
+
+    class Encoder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            layer = torch.nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True)
+            self.layers = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+        def forward(self, x):
+            return {"loss": self.layers(x).pow(3).mean()}
+
+    torch.manual_seed(0)
+    module, example = Encoder(), {"x": torch.randn(4, 6, 16)}
+    wanted = reference(module, example)
+    model = pc.from_torch(module, example)
+    compare(trained(model.place(DP), example, DP, ["S(0)", "B"], 2), wanted, 1e-5, 1e-4)
+    job = job_of(model, example, DP, ["S(0)", "B"], pc.Config(microbatches=2), gradients=False)
+    with pc.run(job, ranks=2, cache=False) as session:
+        losses = [float(session.step(**fed(example))["loss"]) for _ in range(3)]
+    np.testing.assert_allclose(losses, wanted.losses[:3], rtol=1e-4)
+
+
+def test_the_line_where_an_export_fails_is_the_authors():
+    """At any depth, and not that of the call."""
+    with pytest.raises(ModelImportError) as caught:
+        pc.from_torch(nn.Sequential(nn.Linear(3, 3), DataDependent()), (torch.ones(1, 3),))
+    file, _, line = str(caught.value.report.source).rpartition(":")
+    assert file.endswith("test_from_torch.py")
+    assert int(line) == DataDependent.forward.__code__.co_firstlineno + 1
+
+
 def test_attention_of_gpt2_and_norms_of_llama_are_recognised(gpt2):
     _, _, model = gpt2
     with pc.job("gpt2") as job:

@@ -30,7 +30,7 @@ LAYOUTS = {
 }
 """A mesh, and how inputs and parameters are split along their first axis."""
 REFUSED = {
-    "in_place_without_gradients": "changed in place where they do not",
+    "in_place_without_gradients": r"changed in place where they do not.* Where: .*programs\.py:",
     "in_place_without_gradients_in_autocast": "a change in place without gradients, mul_|add_",
     "detached_view_in_place": "changed in place where they do not",
     "own_gradient": r"Got: Clipped\.backward",
@@ -43,10 +43,12 @@ REFUSED = {
     "frozen_for_a_while": "requires_grad changes in forward",
     "data": "cannot export",
     "data_of_a_parameter": "cannot export",
-    "mask_of_values_in_place": "an axis without a fixed size",
+    "mask_of_values_in_place": r"depends on the values of tensors\. Where: .*torch_programs\.py:",
     "row_where_a_mask_is_true": "known only when the program runs",
     "places_of_a_pool": "leaves out a result that the model uses",
     "strided_and_turned": "do not lie in order in memory",
+    "sum_of_complex_numbers": r"complex\.add\.Tensor",
+    "complex_result": "cannot be complex",
 }
 """What an importer cannot know, and what its error says."""
 DIGITS = {"float64": 1e-9, "float32": 3e-5, "float16": 3e-3, "bfloat16": 3e-2}

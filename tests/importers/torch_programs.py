@@ -1334,6 +1334,8 @@ add(
         torch.linalg.solve(m.w + 5 * torch.eye(6), m.v),
         torch.linalg.solve_triangular(m.w.tril() + 5 * torch.eye(6), x.t(), upper=False),
         torch.linalg.cholesky(m.w @ m.w.t() + torch.eye(6)),
+        torch.linalg.cholesky(m.w * 0.1 + torch.eye(6)),
+        torch.linalg.cholesky(m.w * 0.1 + torch.eye(6), upper=True),
         torch.linalg.det(m.w),
         torch.linalg.slogdet(m.w)[1],
         torch.linalg.qr(m.w)[1].abs(),
@@ -1562,3 +1564,23 @@ add(
 )
 add("shape_arithmetic", lambda m, x: x.view(x.shape[0] // 2, -1) * (x.numel() / x.size(1)) + len(x))
 add("nothing", lambda m, x: (x, x.contiguous(), x.to(torch.float32), x.clone() * m.v))
+
+
+@program()
+def rotation_by_complex_numbers(m, x):
+    angles = torch.arange(12.0).view(1, 4, 3) / 7
+    turned = (
+        torch.view_as_complex(x.view(2, -1, 3, 2)) * torch.polar(torch.ones(1, 4, 3), angles)[:, :2]
+    )
+    return torch.view_as_real(turned * turned).flatten(2).view_as(x) @ m.w
+
+
+@program()
+def sum_of_complex_numbers(m, x):
+    pairs = torch.view_as_complex(x.view(-1, 3, 2))
+    return torch.view_as_real(pairs + 2 * pairs), m.w
+
+
+@program()
+def complex_result(m, x):
+    return torch.view_as_complex(x.view(-1, 3, 2)), m.w
