@@ -7,8 +7,8 @@ the state adds. The batch splits; the state meets itself in every step, so hidde
 Gates lie beside each other as in PyTorch: of `lstm` (S. Hochreiter and J. Schmidhuber, 1997; F.
 Gers et al., 2000) input, forget, cell, output; of `gru` (K. Cho et al., 2014) reset, update, new.
 
-A recurrence is written once, as a generator over steps in the operators that arrays and tensors
-share: on arrays it is the kernel, on tensors the formula of second derivatives.
+Each recurrence is written twice: as a kernel that works in the memory of its outputs, and as a
+generator over steps in the operators of tensors, which is the formula of second derivatives.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from plancompiler.ir.operators import filled
 from plancompiler.ir.shard import element_count
 from plancompiler.ops.attributes import Attribute, Bool, Text
 from plancompiler.ops.formula import by_formula
-from plancompiler.ops.kernel import in_float32
+from plancompiler.ops.kernel import contiguous, in_float32, scratch
 from plancompiler.ops.registry import (
+    Array,
     Arrays,
     AttrMap,
     Formula,
@@ -42,42 +43,7 @@ from plancompiler.ops.registry import (
 Step = tuple[int | None, tuple[Any, ...]]
 """The results at a time; those that have no time come last, with None."""
 Recurrence = Callable[..., Iterator[Step]]
-"""`(functions, attributes, *inputs)`, the functions being those of arrays or of tensors."""
-
-
-class _OfArrays:
-    tanh = staticmethod(np.tanh)
-
-    @staticmethod
-    def sigmoid(x: Any) -> Any:
-        # By the hyperbolic tangent, which never overflows.
-        return np.tanh(x * 0.5) * 0.5 + 0.5
-
-    @staticmethod
-    def positive(x: Any) -> Any:
-        return (x > 0).astype(x.dtype)
-
-    @staticmethod
-    def joined(parts: Sequence[Any]) -> Any:
-        return np.concatenate(parts, axis=-1)
-
-
-class _OfTensors:
-    @staticmethod
-    def tanh(x: Any) -> Any:
-        return x.tanh()
-
-    @staticmethod
-    def sigmoid(x: Any) -> Any:
-        return x.sigmoid()
-
-    @staticmethod
-    def positive(x: Any) -> Any:
-        return (x > 0.0).cast(x.dtype)
-
-    @staticmethod
-    def joined(parts: Sequence[Any]) -> Any:
-        return apply("concat", *parts, axis=parts[0].ndim - 1)
+"""`(attributes, *inputs)`, all of them tensors."""
 
 
 def _times(length: int, attrs: AttrMap) -> range:
@@ -90,27 +56,34 @@ def _gates(x: Any, count: int) -> list[Any]:
     return [x[:, width * each : width * (each + 1)] for each in range(count)]
 
 
+def _joined(parts: Sequence[Any]) -> Any:
+    return apply("concat", *parts, axis=parts[0].ndim - 1)
+
+
+def _positive(x: Any) -> Any:
+    return (x > 0.0).cast(x.dtype)
+
+
 def _stacked(by_time: dict[int, Any], like: Any) -> Any:
     """The values of all times as one tensor; without any, an empty one."""
     rows = [by_time[time].reshape((1, *by_time[time].shape)) for time in sorted(by_time)]
     return apply("concat", *rows, axis=0) if rows else like
 
 
-# --- the recurrences and their gradients ----------------------------------------------------------
+# --- the recurrences and their gradients, as formulas ---------------------------------------------
 
 
-def _lstm(m: Any, attrs: AttrMap, gates: Any, weight: Any, h: Any, c: Any) -> Iterator[Step]:
+def _lstm(attrs: AttrMap, gates: Any, weight: Any, h: Any, c: Any) -> Iterator[Step]:
     turned = weight.T
     for time in _times(gates.shape[0], attrs):
         i, f, g, o = _gates(gates[time] + h @ turned, 4)
-        i, f, g, o = m.sigmoid(i), m.sigmoid(f), m.tanh(g), m.sigmoid(o)
+        i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
         c = f * c + i * g
-        h = o * m.tanh(c)
-        yield time, (h, c, m.joined([i, f, g, o]))
+        h = o * c.tanh()
+        yield time, (h, c, _joined([i, f, g, o]))
 
 
 def _lstm_back(
-    m: Any,
     attrs: AttrMap,
     weight: Any,
     c0: Any,
@@ -126,9 +99,9 @@ def _lstm_back(
         i, f, g, o = _gates(active[time], 4)
         before = cells[times[place - 1]] if place else c0
         dh = dh + dy[time]
-        level = m.tanh(cells[time])
+        level = cells[time].tanh()
         dc = dc + dcells[time] + dh * o * (1.0 - level * level)
-        passed = m.joined(
+        passed = _joined(
             [
                 dc * g * i * (1.0 - i),
                 dc * before * f * (1.0 - f),
@@ -142,18 +115,17 @@ def _lstm_back(
     yield None, (dh, dc)
 
 
-def _gru(m: Any, attrs: AttrMap, gates: Any, weight: Any, bias: Any, h: Any) -> Iterator[Step]:
+def _gru(attrs: AttrMap, gates: Any, weight: Any, bias: Any, h: Any) -> Iterator[Step]:
     turned = weight.T
     for time in _times(gates.shape[0], attrs):
         (ri, zi, ni), (rh, zh, nh) = _gates(gates[time], 3), _gates(h @ turned + bias, 3)
-        r, z = m.sigmoid(ri + rh), m.sigmoid(zi + zh)
-        n = m.tanh(ni + r * nh)
+        r, z = (ri + rh).sigmoid(), (zi + zh).sigmoid()
+        n = (ni + r * nh).tanh()
         h = n + z * (h - n)
-        yield time, (h, m.joined([r, z, n]), nh)
+        yield time, (h, _joined([r, z, n]), nh)
 
 
 def _gru_back(
-    m: Any,
     attrs: AttrMap,
     weight: Any,
     h0: Any,
@@ -172,49 +144,204 @@ def _gru_back(
         dn = dh * (1.0 - z) * (1.0 - n * n)
         dr = dn * inner[time] * r * (1.0 - r)
         dz = dh * (before - n) * z * (1.0 - z)
-        by_state = m.joined([dr, dz, dn * r])
-        yield time, (m.joined([dr, dz, dn]), by_state)
+        by_state = _joined([dr, dz, dn * r])
+        yield time, (_joined([dr, dz, dn]), by_state)
         dh = dh * z + by_state @ weight
     yield None, (dh,)
 
 
-def _rnn(m: Any, attrs: AttrMap, gates: Any, weight: Any, h: Any) -> Iterator[Step]:
+def _rnn(attrs: AttrMap, gates: Any, weight: Any, h: Any) -> Iterator[Step]:
     turned = weight.T
     for time in _times(gates.shape[0], attrs):
         h = gates[time] + h @ turned
-        h = m.tanh(h) if attrs["nonlinearity"] == "tanh" else h * m.positive(h)
+        h = h.tanh() if attrs["nonlinearity"] == "tanh" else h * _positive(h)
         yield time, (h,)
 
 
-def _rnn_back(m: Any, attrs: AttrMap, weight: Any, h0: Any, y: Any, dy: Any) -> Iterator[Step]:
+def _rnn_back(attrs: AttrMap, weight: Any, h0: Any, y: Any, dy: Any) -> Iterator[Step]:
     dh = h0 * 0.0
     for time in reversed(_times(dy.shape[0], attrs)):
         level, dh = y[time], dh + dy[time]
-        slope = 1.0 - level * level if attrs["nonlinearity"] == "tanh" else m.positive(level)
+        slope = 1.0 - level * level if attrs["nonlinearity"] == "tanh" else _positive(level)
         passed = dh * slope
         yield time, (passed,)
         dh = passed @ weight
     yield None, (dh,)
 
 
+# --- kernels --------------------------------------------------------------------------------------
+
+
+def _turned(weight: Array, length: int) -> Array:
+    """The weight transposed; copied where many steps read it, as products of few rows with a matrix
+    that lies the other way take half as long again.
+    """
+    turned: Array = weight.T
+    return turned.copy() if length >= _MANY_STEPS else turned
+
+
+_MANY_STEPS = 8
+
+
+def _sigmoid(x: Array) -> None:
+    """In place, by the hyperbolic tangent, which never overflows."""
+    x *= 0.5
+    np.tanh(x, out=x)
+    x *= 0.5
+    x += 0.5
+
+
+def _times_slope(x: Array, level: Array, one: Array) -> None:
+    """x times the slope of the sigmoid that is at this level; `one` is memory to work in."""
+    np.subtract(1.0, level, out=one)
+    one *= level
+    x *= one
+
+
+def _lstm_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    """`_lstm` in the memory of its outputs."""
+    (gates, weight, h, c), (y, cells, active) = inputs, outputs
+    turned, product = _turned(weight, len(gates)), scratch(context, "product", c.shape, c.dtype)
+    for time in _times(len(gates), context.attrs):
+        row = active[time]
+        np.matmul(h, turned, out=row)
+        row += gates[time]
+        i, f, g, o = _gates(row, 4)
+        _sigmoid(row[:, : 2 * c.shape[1]])
+        np.tanh(g, out=g)
+        _sigmoid(o)
+        np.multiply(f, c, out=cells[time])
+        c, h = cells[time], y[time]
+        c += np.multiply(i, g, out=product)
+        np.tanh(c, out=h)
+        h *= o
+
+
+def _lstm_back_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    """`_lstm_back` in the memory of its outputs."""
+    (weight, c0, cells, active, dy, dcells), (dgates, dh, dc) = inputs, outputs
+    level, work = (scratch(context, name, c0.shape, c0.dtype) for name in ("level", "work"))
+    dh.fill(0)
+    dc.fill(0)
+    times = _times(len(dy), context.attrs)
+    for place in range(len(times) - 1, -1, -1):
+        time = times[place]
+        (i, f, g, o), (di, df, dg, do) = _gates(active[time], 4), _gates(dgates[time], 4)
+        dh += dy[time]
+        np.tanh(cells[time], out=level)
+        np.multiply(dh, level, out=do)
+        _times_slope(do, o, work)
+        # By the cell: dc + dcells + dh o (1 - level^2).
+        level *= level
+        np.subtract(1.0, level, out=level)
+        level *= o
+        level *= dh
+        dc += level
+        dc += dcells[time]
+        np.multiply(dc, g, out=di)
+        _times_slope(di, i, work)
+        np.multiply(dc, cells[times[place - 1]] if place else c0, out=df)
+        _times_slope(df, f, work)
+        np.multiply(g, g, out=work)
+        np.subtract(1.0, work, out=work)
+        np.multiply(dc, i, out=dg)
+        dg *= work
+        dc *= f
+        np.matmul(dgates[time], weight, out=dh)
+
+
+def _gru_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    """`_gru` in the memory of its outputs."""
+    (gates, weight, bias, h), (y, active, inner) = inputs, outputs
+    turned, by_state = (
+        _turned(weight, len(gates)),
+        scratch(context, "by_state", gates.shape[1:], h.dtype),
+    )
+    both = 2 * h.shape[1]
+    for time in _times(len(gates), context.attrs):
+        np.matmul(h, turned, out=by_state)
+        by_state += bias
+        inner[time] = by_state[:, both:]
+        row = active[time]
+        np.add(gates[time, :, :both], by_state[:, :both], out=row[:, :both])
+        _sigmoid(row[:, :both])
+        r, z, n = _gates(row, 3)
+        np.multiply(r, inner[time], out=n)
+        n += gates[time, :, both:]
+        np.tanh(n, out=n)
+        np.subtract(h, n, out=y[time])
+        h = y[time]
+        h *= z
+        h += n
+
+
+def _gru_back_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    """`_gru_back` in the memory of its outputs."""
+    (weight, h0, y, active, inner, dy), (dgates, dstate, dh) = inputs, outputs
+    both, work = 2 * h0.shape[1], scratch(context, "work", h0.shape, h0.dtype)
+    passed = scratch(context, "passed", h0.shape, h0.dtype)
+    dh.fill(0)
+    times = _times(len(dy), context.attrs)
+    for place in range(len(times) - 1, -1, -1):
+        time = times[place]
+        (r, z, n), (dr, dz, dn) = _gates(active[time], 3), _gates(dgates[time], 3)
+        dh += dy[time]
+        np.multiply(n, n, out=work)
+        np.subtract(1.0, work, out=work)
+        np.subtract(1.0, z, out=dn)
+        dn *= dh
+        dn *= work
+        np.multiply(dn, inner[time], out=dr)
+        _times_slope(dr, r, work)
+        np.subtract(y[times[place - 1]] if place else h0, n, out=dz)
+        dz *= dh
+        _times_slope(dz, z, work)
+        dstate[time, :, :both] = dgates[time, :, :both]
+        np.multiply(dn, r, out=dstate[time, :, both:])
+        dh *= z
+        dh += np.matmul(dstate[time], weight, out=passed)
+
+
+def _rnn_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    """`_rnn` in the memory of its output."""
+    (gates, weight, h), (y,) = inputs, outputs
+    turned, bounded = _turned(weight, len(gates)), context.attrs["nonlinearity"] == "tanh"
+    for time in _times(len(gates), context.attrs):
+        row = y[time]
+        np.matmul(h, turned, out=row)
+        row += gates[time]
+        if bounded:
+            np.tanh(row, out=row)
+        else:
+            np.maximum(row, 0.0, out=row)
+        h = row
+
+
+def _rnn_back_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    """`_rnn_back` in the memory of its outputs."""
+    (weight, _, y, dy), (dgates, dh) = inputs, outputs
+    bounded = context.attrs["nonlinearity"] == "tanh"
+    dh.fill(0)
+    for time in reversed(_times(len(dy), context.attrs)):
+        level, passed = y[time], dgates[time]
+        dh += dy[time]
+        if bounded:
+            np.multiply(level, level, out=passed)
+            np.subtract(1.0, passed, out=passed)
+            passed *= dh
+        else:
+            np.multiply(dh, level > 0.0, out=passed)
+        np.matmul(passed, weight, out=dh)
+
+
 # --- the ops --------------------------------------------------------------------------------------
-
-
-def _kernel_of(recurrence: Recurrence, timed: int) -> Kernel:
-    def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-        for time, values in recurrence(_OfArrays, context.attrs, *inputs):
-            targets = outputs[timed:] if time is None else [each[time] for each in outputs[:timed]]
-            for target, value in zip(targets, values, strict=True):
-                target[...] = value
-
-    return in_float32(kernel)
 
 
 def _formula_of(recurrence: Recurrence, timed: int) -> Formula:
     def formula(attrs: AttrMap, *inputs: Any) -> tuple[Any, ...]:
         by_time: list[dict[int, Any]] = [{} for _ in range(timed)]
         last: tuple[Any, ...] = ()
-        for time, values in recurrence(_OfTensors, attrs, *inputs):
+        for time, values in recurrence(attrs, *inputs):
             if time is None:
                 last = values
                 continue
@@ -314,18 +441,18 @@ def _described(operands: str) -> tuple[str, str, str, int]:
 def _register(
     kind: str,
     gates: int,
-    forward: tuple[Recurrence, str],
-    backward: tuple[Recurrence, str],
+    forward: tuple[Recurrence, Kernel, str],
+    backward: tuple[Recurrence, Kernel, str],
     gradient: Gradient,
     doc: str,
     more: tuple[Attribute, ...] = (),
     plain: int = 1,
 ) -> None:
-    """An op and its gradient, each a recurrence and its operands (see `_described`). `gradient` is
-    that by the first `plain` outputs.
+    """An op and its gradient, each a recurrence, its kernel and its operands (see `_described`).
+    `gradient` is that by the first `plain` outputs.
     """
     attrs = (Bool("reverse", False), *more)
-    recurrence, operands = forward
+    recurrence, kernel, operands = forward
     line, rule, words, timed = _described(operands)
     define_op(
         kind,
@@ -333,12 +460,12 @@ def _register(
         operands=line,
         rule=rule,
         attrs=attrs,
-        kernel=_kernel_of(recurrence, timed),
+        kernel=in_float32(contiguous(kernel)),
         gradient=_unless(plain, gradient, _formula_of(recurrence, timed)),
         flops=_flops,
         doc=doc,
     )
-    recurrence, operands = backward
+    recurrence, kernel, operands = backward
     line, rule, _, timed = _described(operands)
     given = [each.partition(":")[0] for each in operands.partition("->")[0].split()]
     define_op(
@@ -346,7 +473,7 @@ def _register(
         infer=line,
         rule=rule,
         attrs=attrs,
-        kernel=_kernel_of(recurrence, timed),
+        kernel=in_float32(contiguous(kernel)),
         gradient=by_formula(_formula_of(recurrence, timed)),
         linear=(tuple(at for at, name in enumerate(given) if name.startswith("d")),),
         flops=_flops,
@@ -357,9 +484,10 @@ def _register(
 _register(
     "lstm",
     4,
-    (_lstm, "gates:tng weight:gh h0:nh c0:nh -> y:tnh cells:tnh active:tng"),
+    (_lstm, _lstm_kernel, "gates:tng weight:gh h0:nh c0:nh -> y:tnh cells:tnh active:tng"),
     (
         _lstm_back,
+        _lstm_back_kernel,
         "weight:gh c0:nh cells:tnh active:tng dy:tnh dcells:tnh -> dgates:tng dh0:nh dc0:nh",
     ),
     _lstm_gradient,
@@ -371,9 +499,10 @@ _register(
 _register(
     "gru",
     3,
-    (_gru, "gates:tng weight:gh bias:g h0:nh -> y:tnh active:tng inner:tnh"),
+    (_gru, _gru_kernel, "gates:tng weight:gh bias:g h0:nh -> y:tnh active:tng inner:tnh"),
     (
         _gru_back,
+        _gru_back_kernel,
         "weight:gh h0:nh y:tnh active:tng inner:tnh dy:tnh -> dgates:tng dstate:tng dh0:nh",
     ),
     _gru_gradient,
@@ -385,8 +514,8 @@ _register(
 _register(
     "rnn",
     1,
-    (_rnn, "gates:tng weight:gh h0:nh -> y:tnh"),
-    (_rnn_back, "weight:gh h0:nh y:tnh dy:tnh -> dgates:tnh dh0:nh"),
+    (_rnn, _rnn_kernel, "gates:tng weight:gh h0:nh -> y:tnh"),
+    (_rnn_back, _rnn_back_kernel, "weight:gh h0:nh y:tnh dy:tnh -> dgates:tnh dh0:nh"),
     _rnn_gradient,
     "A plain recurrent layer: what the inputs add [t, n, h], the weight of the state [h, h], and "
     "the first state [n, h] -> states of all steps [t, n, h], tanh or relu of the sum. With "
