@@ -373,6 +373,11 @@ class TensorOperators(TensorMethods):
     __rshift__ = _of_two("shift_right")
     __rrshift__ = _of_two("shift_right", swapped=True)
 
+    def __round__(self, ndigits: int | None = None) -> Any:
+        """Every element with so many decimal places, as a tensor."""
+        tensor: Any = self  # which has the method of the public function
+        return tensor.round(ndigits or 0)
+
     # Comparison, elementwise. What tells tensors apart is `is`, and so is their hash.
     __hash__ = object.__hash__
 

@@ -6,6 +6,7 @@ Shapes broadcast as in NumPy.
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from plancompiler.frontend.functions.derived import (
 )
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir import DType
+from plancompiler.ir.indexing import places_of_true
 from plancompiler.ir.operators import Scalar, TensorOperators, filled, is_scalar
 from plancompiler.ops.registry import apply_one
 
@@ -166,9 +168,18 @@ def clone(x: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 @takes_out
 def where(
-    condition: Tensor, x: Tensor | Scalar, y: Tensor | Scalar, *, out: Tensor | None = None
-) -> Tensor:
-    """x where the condition holds, else y; one of them may be a number. Shapes broadcast."""
+    condition: Tensor,
+    x: Tensor | Scalar | None = None,
+    y: Tensor | Scalar | None = None,
+    *,
+    out: Tensor | None = None,
+) -> Any:
+    """x where the condition holds, else y; one of them may be a number. Shapes broadcast.
+
+    Without x and y the places where the condition holds, as `nonzero` gives them.
+    """
+    if x is None and y is None:
+        return places_of_true(condition)
     if isinstance(x, TensorOperators) and not isinstance(y, TensorOperators):
         y = _beside(x, y)
     elif isinstance(y, TensorOperators) and not isinstance(x, TensorOperators):
@@ -238,7 +249,24 @@ reciprocal = unary("reciprocal")
 
 floor = unary("floor")
 ceil = unary("ceil")
-round = unary("round")
+_whole = unary("round")
+
+
+@takes_out
+def round(x: Tensor, decimals: int = 0, *, out: Tensor | None = None) -> Tensor:
+    """The nearest numbers with so many decimal places; of two that are equally near the even one.
+    Below 0 to tens, hundreds and so on.
+    """
+    if not decimals:
+        return _whole(x)
+    if not x.dtype.is_floating:
+        if decimals > 0:
+            return x.cast(x.dtype)
+        return round(x.cast(DType.FLOAT64), decimals).cast(x.dtype)
+    scale = 10.0 ** builtins.abs(decimals)
+    return _whole(x * scale) / scale if decimals > 0 else _whole(x / scale) * scale
+
+
 trunc = unary("trunc")
 sign = unary("sign")
 copysign = binary("copysign")

@@ -12,11 +12,18 @@ from typing import Any, Generic, NamedTuple
 from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.frontend.functions import reduction, shape
 from plancompiler.frontend.functions.derived import Axes, Tensor
-from plancompiler.frontend.functions.elementwise import full_like, where
+from plancompiler.frontend.functions.elementwise import full_like, maximum, ones_like, where
 from plancompiler.frontend.functions.linear import matmul
+from plancompiler.frontend.functions.shape import unsqueeze
 from plancompiler.frontend.out import takes_out
 from plancompiler.hooks.other_names import no_such_name
-from plancompiler.ir.operators import normalize_axes, one_axis, whole_numbers
+from plancompiler.ir.operators import (
+    TensorOperators,
+    in_dtype,
+    normalize_axes,
+    one_axis,
+    whole_numbers,
+)
 from plancompiler.ops import linalg as _ops
 from plancompiler.ops.check import broadcast_shapes
 from plancompiler.ops.registry import apply, apply_one, apply_source
@@ -575,23 +582,31 @@ def cond(x: Tensor, ord: float | str | None = None, *, out: Tensor | None = None
 @takes_out
 def matrix_rank(
     x: Tensor,
-    atol: float | None = None,
-    rtol: float | None = None,
+    atol: float | Tensor | None = None,
+    rtol: float | Tensor | None = None,
     hermitian: bool = False,
     *,
     out: Tensor | None = None,
 ) -> Tensor:
     """How many singular values are above `atol` and above `rtol` times the greatest, by default
-    above what rounding makes of zero. A `hermitian` one is the same, of a symmetric matrix.
+    above what rounding makes of zero. A tolerance is a number, or a tensor with one for each
+    matrix. A `hermitian` one is the same, of a symmetric matrix.
     """
     values = svdvals(_matrices("matrix_rank", x))
-    if rtol is None:
-        rtol = 0.0 if atol is not None and atol > 0 else max(x.shape[-2:]) * _epsilon(x)
+    default = max(x.shape[-2:]) * _epsilon(x)
+    least, share = (
+        unsqueeze(in_dtype(each, values.dtype), -1) if isinstance(each, TensorOperators) else each
+        for each in (atol, rtol)
+    )
+    if share is None and isinstance(least, TensorOperators):
+        share = where(least > 0.0, 0.0, default * ones_like(least))
+    elif share is None:
+        share = 0.0 if least is not None and least > 0 else default
     if not values.shape[-1]:
         return values.sum(-1).cast("int64")
-    bound = values.max(-1, True) * rtol
-    if atol is not None:
-        bound = apply_one("maximum_scalar", bound, scalar=float(atol))
+    bound = values.max(-1, True) * share
+    if least is not None:
+        bound = maximum(bound, least)
     return apply_one("count_nonzero", values > bound, axes=(values.ndim - 1,), keepdims=False)
 
 

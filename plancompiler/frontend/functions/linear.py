@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.frontend.functions.derived import Tensor
+from plancompiler.frontend.functions.shape import diagonal, squeeze
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir import AttrValue
 from plancompiler.ir.operators import Scalar, normalize_axes, whole_numbers
@@ -36,13 +37,54 @@ def einsum(equation: str, *tensors: Tensor, out: Tensor | None = None) -> Tensor
     """Sums of products by an equation, as in NumPy: `pc.einsum("bij,bjk->bik", a, b)`.
 
     Without `->` the output has the letters that occur once, in alphabetical order. `...` stands for
-    leading axes, equal in all tensors that have it. The equation is the sharding rule: an axis
-    whose letter is split is split everywhere, and one that is summed away leaves partial sums.
-    A letter may occur once per tensor (see `diagonal`).
+    leading axes, equally many in all tensors that have it. A letter that occurs twice in a tensor
+    takes its diagonal, and an axis of extent 1 broadcasts. The equation is the sharding rule: an
+    axis whose letter is split is split everywhere, and one that is summed away leaves partial sums.
     """
     if not tensors:
         raise ShapeError("einsum needs at least one tensor")
-    return apply_one("einsum", *tensors, equation=_spelled_out(equation, tensors))
+    left, arrow, output = _spelled_out(equation, tensors).partition("->")
+    parts = left.split(",")
+    operands = list(tensors)
+    if len(parts) == len(operands) and all(
+        len(part) == each.ndim for part, each in zip(parts, operands, strict=True)
+    ):
+        pairs = [_on_diagonals(*pair) for pair in zip(operands, parts, strict=True)]
+        pairs = _without_stretched(pairs)
+        operands, parts = [each for each, _ in pairs], [part for _, part in pairs]
+    return apply_one("einsum", *operands, equation=f"{','.join(parts)}{arrow}{output}")
+
+
+def _on_diagonals(x: Tensor, letters: str) -> tuple[Tensor, str]:
+    """A tensor in which each letter names one axis: of two axes with one letter the diagonal."""
+    for letter in dict.fromkeys(letters):
+        while letters.count(letter) > 1:
+            first, second = letters.index(letter), letters.rindex(letter)
+            if x.shape[first] != x.shape[second]:
+                raise ShapeError(
+                    f"letter {letter!r} of an einsum stands for different extents",
+                    got=f"{x.shape[first]} and {x.shape[second]} in one tensor",
+                )
+            x = diagonal(x, 0, first, second)
+            rest = letters[:first] + letters[first + 1 : second] + letters[second + 1 :]
+            letters = rest + letter
+    return x, letters
+
+
+def _without_stretched(pairs: Sequence[tuple[Tensor, str]]) -> list[tuple[Tensor, str]]:
+    """Tensors without axes of extent 1 whose letters stand for more elsewhere."""
+    extents: dict[str, int] = {}
+    for each, part in pairs:
+        for letter, extent in zip(part, each.shape, strict=True):
+            extents[letter] = max(extent, extents.get(letter, 1))
+    kept = []
+    for each, part in pairs:
+        axes = [at for at, n in enumerate(each.shape) if n == 1 != extents[part[at]]]
+        if axes:
+            each = squeeze(each, axes)
+            part = "".join(letter for at, letter in enumerate(part) if at not in axes)
+        kept.append((each, part))
+    return kept
 
 
 def _spelled_out(equation: str, tensors: Sequence[Tensor]) -> str:

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from plancompiler.errors import ShapeError, TracingError, UsageError
-from plancompiler.frontend.functions.derived import Tensor
+from plancompiler.frontend.functions.derived import Tensor, plain_number
 from plancompiler.frontend.functions.shape import expand, moveaxis, stack, unsqueeze
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir import DType
 from plancompiler.ir.indexing import fixed_places, held_by, places_of_true, replaced
-from plancompiler.ir.operators import Scalar, in_one_dtype, one_axis
+from plancompiler.ir.operators import Scalar, TensorOperators, in_one_dtype, one_axis
 from plancompiler.ops.registry import apply, apply_one
 
 __all__ = [
@@ -125,7 +125,7 @@ def take(
 @takes_out
 def searchsorted(
     edges: Tensor,
-    values: Tensor,
+    values: Tensor | Scalar,
     side: str | None = None,
     sorter: Tensor | None = None,
     *,
@@ -134,10 +134,13 @@ def searchsorted(
 ) -> Tensor:
     """For each value the place at which it would be put into a sorted vector [n], as int64: in
     front of equal ones (`side="left"`, the default) or behind them ("right", or `right`). Several
-    sorted rows [..., n] have a row of values [..., m] each. UsageError for both sides.
+    sorted rows [..., n] have a row of values [..., m] each. A number has one place. UsageError for
+    both sides.
 
     `sorter` are the places of the elements in order, where they are not sorted themselves.
     """
+    if not isinstance(values, TensorOperators):
+        values = edges.beside("searchsorted", plain_number(values))
     if sorter is not None:
         edges = apply_one("take_along_axis", edges, sorter, axis=edges.ndim - 1)
     ordered, wanted = in_one_dtype((edges, values))
@@ -164,7 +167,7 @@ def searchsorted(
 
 @takes_out
 def bucketize(
-    x: Tensor, edges: Tensor, right: bool = False, *, out: Tensor | None = None
+    x: Tensor | Scalar, edges: Tensor, right: bool = False, *, out: Tensor | None = None
 ) -> Tensor:
     """For each element the range between sorted edges [n] in which it lies, from 0 to n, as int64.
     An element that is an edge lies below it, or above it where `right`.

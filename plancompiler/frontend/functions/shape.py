@@ -441,10 +441,18 @@ def diagonal(
 
 
 @takes_out
-def diag_embed(x: Tensor, offset: int = 0, *, out: Tensor | None = None) -> Tensor:
-    """Square matrices of zeros with x [..., d] on a diagonal: [..., d + |offset|, d + |offset|]."""
+def diag_embed(
+    x: Tensor, offset: int = 0, axis1: int = -2, axis2: int = -1, *, out: Tensor | None = None
+) -> Tensor:
+    """Square matrices of zeros with x [..., d] on a diagonal: [..., d + |offset|, d + |offset|].
+    Their rows and columns are two axes of the result, by default the last ones.
+    """
     size = x.shape[-1] + abs(offset) if x.ndim else 0
-    return apply_one("diag_embed", x, rows=size, columns=size, offset=offset)
+    made = apply_one("diag_embed", x, rows=size, columns=size, offset=offset)
+    axes = one_axis(axis1, made.ndim), one_axis(axis2, made.ndim)
+    if axes[0] == axes[1]:
+        raise AttributeValueError("a diagonal runs along two axes", got=(axis1, axis2))
+    return made if axes == (x.ndim - 1, x.ndim) else moveaxis(made, (-2, -1), axes)
 
 
 @takes_out

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 from plancompiler.errors import AttributeValueError, JobError, ShapeError, UsageError
 from plancompiler.frontend.functions import normalization
-from plancompiler.frontend.functions.training import moving_average_update
 from plancompiler.frontend.nn import functional
+from plancompiler.frontend.nn.functional.normalization import keep_statistics
 from plancompiler.frontend.nn.module import Buffer, Module, Parameter
 from plancompiler.frontend.trace import JobBuilder, current_recorder
-from plancompiler.ir import DType, Phase, Value
+from plancompiler.ir import DType, Value
 from plancompiler.ir.operators import whole_numbers
 from plancompiler.ir.source import user_line
 
@@ -172,25 +172,15 @@ class _BatchNorm(Module):
         if self.training or not self.tracks:
             mean, variance = normalization.batch_statistics(x)
             if self.tracks:
-                self._keep(x, mean, variance)
+                running = self.running_mean.value, self.running_var.value
+                refuse_second_update(running[0], "moving_average_update")
+                count = math.prod(x.shape) // x.shape[1]
+                keep_statistics(running, (mean, variance), count, self.momentum)
         else:
             mean, variance = self.running_mean.value, self.running_var.value
         return normalization.batch_norm(
             x, _value(self.weight), _value(self.bias), mean, variance, self.eps
         )
-
-    def _keep(self, x: Value, mean: Value, variance: Value) -> None:
-        """Append the updates of the running statistics."""
-        recorder = current_recorder()
-        refuse_second_update(self.running_mean.value, "moving_average_update")
-        count = math.prod(x.shape) // x.shape[1]
-        with recorder.phase(Phase.UPDATE):
-            # The variance of a batch is around its own mean, and so too small by this factor.
-            unbiased = variance * (count / max(1, count - 1))
-            for kept, new in ((self.running_mean, mean), (self.running_var, unbiased)):
-                state = kept.value
-                seen = new if new.dtype is state.dtype else new.cast(state.dtype)
-                moving_average_update(state, seen, decay=1.0 - self.momentum)
 
 
 def refuse_second_update(state: Value, kind: str) -> None:

@@ -8,9 +8,11 @@ from plancompiler.errors import ShapeError
 from plancompiler.frontend.functions import attention as ours
 from plancompiler.frontend.functions.derived import Tensor
 from plancompiler.frontend.functions.elementwise import where
+from plancompiler.frontend.functions.shape import expand
 from plancompiler.frontend.nn.functional.public import public
 from plancompiler.ir import DType
 from plancompiler.ir.operators import filled
+from plancompiler.ops.check import broadcast_shapes
 
 
 def additive(mask: Tensor, dtype: DType) -> Tensor:
@@ -19,6 +21,24 @@ def additive(mask: Tensor, dtype: DType) -> Tensor:
         zeros: Tensor = filled(mask, 0.0, (), dtype)
         return where(mask, zeros, -math.inf)
     return mask if mask.dtype is dtype else mask.cast(dtype)
+
+
+def _on_one_batch(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values whose batch axes are equal, and heads, where one head is all."""
+    given = (query, key, value)
+    leads = [each.shape[:-2] for each in given]
+    if len(set(leads)) == 1:
+        return given
+    batch = broadcast_shapes("attention", [lead[:-1] for lead in leads])
+    heads = [lead[-1] if lead else 1 for lead in leads]
+    most = max(heads[1:])
+    wanted = (max(heads) if heads[0] == 1 else heads[0], most, most)
+    lengths = [(*batch, count) if any(leads) else () for count in wanted]
+    query, key, value = (
+        each if each.shape[:-2] == lead else expand(each, (*lead, *each.shape[-2:]))
+        for each, lead in zip(given, lengths, strict=True)
+    )
+    return query, key, value
 
 
 @public
@@ -34,10 +54,12 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """softmax(scale q kᵀ + mask) v of q [..., t, d], k [..., s, d] and v [..., s, e], which have
-    one to four axes; a mask of truth values hides keys where it is False. Heads of keys serve as
-    many heads of queries each, whether or not `enable_gqa` says so. See
+    one to four axes; batch axes broadcast. A mask of truth values hides keys where it is False.
+    Heads of keys serve as many heads of queries each, whether or not `enable_gqa` says so. See
     `pc.scaled_dot_product_attention`.
     """
+
+    query, key, value = _on_one_batch(query, key, value)
 
     def four_axes(x: Tensor) -> Tensor:
         if x.ndim < 2:

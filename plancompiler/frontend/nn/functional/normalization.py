@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from plancompiler.errors import ShapeError, UsageError
 from plancompiler.frontend.functions import normalization as ours
 from plancompiler.frontend.functions.derived import Tensor
 from plancompiler.frontend.functions.elementwise import full_like
+from plancompiler.frontend.functions.reduction import var
 from plancompiler.frontend.functions.shape import moveaxis
 from plancompiler.frontend.functions.shape import pad as pad_all
+from plancompiler.frontend.functions.training import moving_average_update
 from plancompiler.frontend.nn.functional.public import public
-from plancompiler.ir.operators import whole_numbers
+from plancompiler.frontend.trace import current_recorder
+from plancompiler.ir import Phase
+from plancompiler.ir.operators import in_dtype, whole_numbers
 from plancompiler.ops.registry import apply_one
 
 
@@ -98,11 +103,20 @@ def instance_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """x [n, c, *space] normalised over space, per image and channel, or without `use_input_stats`
-    by running statistics [c]; times weight [c], plus bias [c].
+    by running statistics [c]; times weight [c], plus bias [c]. Running statistics that are given
+    beside those of the input get the share `momentum` of their means over the images.
     """
     if not use_input_stats:
         return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
-    _refuse_running(running_mean, running_var)
+    if running_mean is not None or running_var is not None:
+        space = tuple(range(2, input.ndim))
+        images = input.detach() if hasattr(input, "detach") else input
+        keep_statistics(
+            (running_mean, running_var),
+            (images.mean(space).mean(0), var(images, space).mean(0)),
+            math.prod(input.shape[2:]),
+            momentum,
+        )
     return ours.instance_norm(input, weight, bias, eps)
 
 
@@ -118,24 +132,32 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """x [n, c, ...] normalised per channel by running statistics [c], or while training by those of
-    the batch; times weight [c], plus bias [c]. What runs along is kept by `pc.nn.BatchNorm2d`.
+    the batch; times weight [c], plus bias [c]. Running statistics that are given while training
+    get the share `momentum` of the batch's, in place: eager tensors, or variables of a job.
     """
     if training:
-        _refuse_running(running_mean, running_var)
-        return ours.batch_norm(input, weight, bias, eps=eps)
+        mean, variance = ours.batch_statistics(input)
+        count = math.prod(input.shape) // max(1, input.shape[1])
+        keep_statistics((running_mean, running_var), (mean, variance), count, momentum)
+        return ours.batch_norm(input, weight, bias, mean, variance, eps)
     if running_mean is None or running_var is None:
         raise UsageError("batch_norm needs running statistics where it does not train")
     return ours.batch_norm(input, weight, bias, running_mean, running_var, eps)
 
 
-def _refuse_running(*given: Tensor | None) -> None:
-    if any(each is not None for each in given):
-        raise UsageError(
-            "a function does not change running statistics",
-            got="running statistics while training",
-            expected="None",
-            hint="pc.nn.BatchNorm2d keeps them; pc.moving_average_update changes a variable",
-        )
+def keep_statistics(
+    running: Sequence[Any], seen: Sequence[Any], count: int, momentum: float
+) -> None:
+    """Append the updates of running means and variances, those that are not None, by those of a
+    batch, which are over `count` elements.
+    """
+    recorder = current_recorder()
+    with recorder.phase(Phase.UPDATE):
+        # The variance of a batch is around its own mean, and so too small by this factor.
+        unbiased = seen[1] * (count / max(1, count - 1))
+        for state, new in zip(running, (seen[0], unbiased), strict=True):
+            if state is not None:
+                moving_average_update(state, in_dtype(new, state.dtype), decay=1.0 - momentum)
 
 
 @public
