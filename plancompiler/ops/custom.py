@@ -33,13 +33,14 @@ from plancompiler.ir.op import AttrValue, SourceLine, TensorType
 from plancompiler.ir.operators import TensorOperators, filled
 from plancompiler.ir.sbp import Reduction
 from plancompiler.ir.source import shown_path
-from plancompiler.ops.attributes import Attribute, Like
+from plancompiler.ops.attributes import Attribute, Ints, Like
 from plancompiler.ops.check import broadcast_shapes, describe
 from plancompiler.ops.registry import (
     Arrays,
     AttrMap,
     KernelContext,
     OpDef,
+    Rule,
     Tensors,
     Types,
     apply,
@@ -55,6 +56,8 @@ _PLAIN = (bool, int, float, str)
 _NONE = inspect.Parameter.empty
 _CONTEXT = "context"
 """A keyword-only parameter of this name is given the `KernelContext`."""
+_ABSENT = "absent"
+"""The attribute of ops with optional inputs that has the places of those that are left out."""
 
 
 class CustomOp:
@@ -76,11 +79,15 @@ class CustomOp:
         return self._definition
 
     def __call__(self, *inputs: Any, **attrs: Any) -> Any:
-        """The op's output, or a tuple where it has several. Attributes are keyword arguments."""
+        """The op's output, or a tuple where it has several. Attributes are keyword arguments. An
+        array whose default is None may be None, or left out.
+        """
+        inputs, attrs = self._signature.arranged(inputs, attrs)
         complete = {**self._signature.defaults, **attrs}
-        tensors = [isinstance(each, TensorOperators) for each in inputs]
+        given = [each for each in inputs if each is not None]
+        tensors = [isinstance(each, TensorOperators) for each in given]
         if not any(tensors):
-            if inputs and all(isinstance(each, np.ndarray) for each in inputs):
+            if given and all(isinstance(each, np.ndarray) for each in given):
                 return self.function(*inputs, **attrs)
             raise TracingError(
                 f"{self.kind} takes tensors of a job, or arrays",
@@ -94,7 +101,18 @@ class CustomOp:
                 got=", ".join(type(each).__name__ for each in inputs),
                 hint="bring arrays into a job through pc.input or pc.constant",
             )
-        return apply(self.kind, *inputs, **complete)
+        absent = tuple(at for at, each in enumerate(inputs) if each is None)
+        if absent:
+            required = [at for at in absent if at not in self._signature.optional.values()]
+            if required:
+                raise TracingError(
+                    f"{self.kind} needs a tensor here",
+                    op=self.kind,
+                    got=f"None as input {required[0]}",
+                    hint="an array of the function whose default is None may be None",
+                )
+            complete[_ABSENT] = absent
+        return apply(self.kind, *given, **complete)
 
     def gradient(self, function: Function) -> Function:
         """Decorator: `function(inputs, outputs, grads, **attrs)` gives a gradient per input, or
@@ -125,7 +143,8 @@ def op(
     The function takes one array per input of the rule and attributes (plain data, as keyword
     arguments) and returns an array per output. It is called with the local parts on each device,
     must not write to its inputs, and must return exactly the local shapes and dtypes that the rule
-    implies.
+    implies. Arrays whose default is None are optional: the function is given None where the caller
+    has left one out, and so are `infer` and the gradient.
 
     rule: one line in the notation of `plancompiler.ops.rule`. An axis that the function needs whole
         is written `[k]`; a factor that no output has is summed away, as in a product.
@@ -148,19 +167,24 @@ def op(
     def decorate(function: Function) -> CustomOp:
         name = _kind_of(function, kind)
         try:
-            outputs = _check_rule(name, rule, free=infer is not None)
+            _check_text(name, rule)
             parameters = _Parameters(name, rule, function)
+            outputs = _check_rule(name, rule, parameters.optional, free=infer is not None)
             definition = OpDef(
                 name,
                 infer=_Infer(name, rule, infer, _dtypes(name, dtype, outputs)),
-                rule=rule,
+                rule=_rule_of_given(rule) if parameters.optional else rule,
                 kernel=_Kernel(name, function, parameters),
                 attrs=tuple(parameters.attributes),
+                inputs=parameters.counts,
                 portable=False,
                 gradient=None if gradient is None else _gradient_of(name, gradient),
                 linear=_linear(name, linear, parameters.count),
+                linear_if=(lambda inputs, attrs: not attrs[_ABSENT])
+                if parameters.optional
+                else None,
                 reduction=_reduction(name, reduction),
-                flops=None if flops is None else partial(_called, name, "flops", flops),
+                flops=None if flops is None else partial(_flops, name, flops),
                 doc=inspect.getdoc(function) or "A custom op.",
             )
             return CustomOp(function, definition, parameters)
@@ -194,6 +218,42 @@ def _called(name: str, part: str, function: Function, *args: Any, **named: Any) 
             got=f"{type(error).__name__}: {error}{at}",
             hint="the exception is this error's cause, where it was raised in this process",
         ) from error
+
+
+# --- inputs that are None -------------------------------------------------------------------------
+
+
+def _in_places(given: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Inputs with None for those that were left out."""
+    absent = attrs.get(_ABSENT, ())
+    rest = iter(given)
+    count = len(given) + len(absent)
+    return tuple(None if at in absent else next(rest) for at in range(count))
+
+
+def _own_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes that the function itself has."""
+    return {name: value for name, value in attrs.items() if name != _ABSENT}
+
+
+def _given_rule(rule: str, attrs: Mapping[str, Any]) -> str:
+    """The rule line without the inputs that were left out."""
+    left, arrow, right = rule.partition("->")
+    absent = attrs.get(_ABSENT, ())
+    kept = (each for at, each in enumerate(left.split(",")) if at not in absent)
+    return f"{','.join(kept)}{arrow}{right}"
+
+
+def _rule_of_given(rule: str) -> Rule:
+    return lambda inputs, outputs, attrs: _given_rule(rule, attrs)
+
+
+def _flops(
+    name: str, function: Function, inputs: Types, outputs: Types, attrs: Mapping[str, Any]
+) -> int:
+    every = _in_places(inputs, attrs)
+    count: int = _called(name, "flops", function, every, outputs, _own_attrs(attrs))
+    return count
 
 
 # --- what is checked when an op is defined --------------------------------------------------------
@@ -230,12 +290,17 @@ def _letters(operand: Sequence[str]) -> list[str]:
     return [token.strip("[]") for token in operand if token != "1"]
 
 
-def _check_rule(name: str, rule: str, *, free: bool) -> int:
-    """Checks the line by itself; the number of its outputs. `free` outputs may have new axes."""
+def _check_text(name: str, rule: object) -> None:
     if not isinstance(rule, str):
         raise AttributeValueError(
             f"the rule of {name} is no text", got=repr(rule), expected="'... k, k n -> ... n'"
         )
+
+
+def _check_rule(name: str, rule: str, optional: Mapping[str, int], *, free: bool) -> int:
+    """Checks the line by itself; the number of its outputs. `free` outputs may have new axes,
+    others those of inputs that are always there.
+    """
     inputs, outputs = parse_rule_line(rule)
     if not inputs or not outputs:
         raise AttributeValueError(f"{name} needs at least one input and one output", got=repr(rule))
@@ -245,12 +310,14 @@ def _check_rule(name: str, rule: str, *, free: bool) -> int:
             raise AttributeValueError(
                 f"the rule of {name} names an axis twice in one operand", got=repr(rule)
             )
-    known = {letter for operand in inputs for letter in _letters(operand)}
+    always = [each for at, each in enumerate(inputs) if at not in optional.values()]
+    known = {letter for operand in always for letter in _letters(operand)}
     for operand in outputs:
         for letter in _letters(operand):
             if letter not in known and letter != "..." and not free:
                 raise AttributeValueError(
-                    f"the rule of {name} names an axis of an output that no input has",
+                    f"the rule of {name} names an axis of an output that no input"
+                    + (" has that is always there" if optional else " has"),
                     got=f"{letter!r} in {rule!r}",
                     expected="one of " + ", ".join(sorted(known)) if known else "axes of inputs",
                     hint="give `infer` to make new axes",
@@ -266,6 +333,8 @@ class _Parameters:
         self.defaults: dict[str, AttrValue] = {}
         self.attributes: list[Attribute] = []
         self.wants_context = False
+        self.optional: dict[str, int] = {}
+        """Arrays that may be None, by name: their places among the inputs."""
         arrays = 0
         open_ended = False
         for parameter in inspect.signature(function).parameters.values():
@@ -279,6 +348,9 @@ class _Parameters:
                 open_ended = True
             elif parameter.kind is parameter.KEYWORD_ONLY and parameter.name == _CONTEXT:
                 self.wants_context = True
+            elif parameter.kind is not parameter.KEYWORD_ONLY and parameter.default is None:
+                self.optional[parameter.name] = arrays
+                arrays += 1
             elif parameter.kind is parameter.KEYWORD_ONLY or parameter.default is not _NONE:
                 self._add_attribute(name, parameter)
             else:
@@ -289,9 +361,32 @@ class _Parameters:
                 got=f"{arrays} arrays",
                 expected=f"{self.count}, as in {rule!r}",
             )
+        if self.optional:
+            self.attributes.append(Ints(_ABSENT, ()))
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """How many tensors the op may have."""
+        return range(max(1, self.count - len(self.optional)), self.count + 1)
+
+    def arranged(
+        self, inputs: Sequence[Any], attrs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Inputs in their places, those that may be None by keyword or left out, and attributes."""
+        if not self.optional:
+            return tuple(inputs), dict(attrs)
+        named = {name: value for name, value in attrs.items() if name in self.optional}
+        complete = [*inputs, *[None] * (self.count - len(inputs))]
+        for name, value in named.items():
+            complete[self.optional[name]] = value
+        return tuple(complete), {name: attrs[name] for name in attrs if name not in named}
 
     def _add_attribute(self, name: str, parameter: inspect.Parameter) -> None:
         value = parameter.default
+        if parameter.name == _ABSENT:
+            raise AttributeValueError(
+                f"an attribute of {name} has a name that is taken", got=repr(_ABSENT)
+            )
         if value is _NONE:
             self.attributes.append(Attribute(parameter.name))
             return
@@ -368,10 +463,11 @@ class _Infer:
         self.dtypes = dtypes
 
     def __call__(self, inputs: Types, attrs: AttrMap) -> Types:
-        operands, results = parse_rule_line(self.rule)
+        rule = _given_rule(self.rule, attrs)
+        operands, results = parse_rule_line(rule)
         extents, leading = self._extents(operands, inputs)
         if self.own is not None:
-            return self._own_types(inputs, attrs, len(results))
+            return self._own_types(rule, inputs, attrs, len(results))
         shapes = []
         for operand in results:
             shape: list[int] = []
@@ -416,10 +512,11 @@ class _Infer:
                     )
         return extents, broadcast_shapes(self.name, leading)
 
-    def _own_types(self, inputs: Types, attrs: AttrMap, count: int) -> Types:
+    def _own_types(self, rule: str, inputs: Types, attrs: AttrMap, count: int) -> Types:
         if self.own is None:
             raise AttributeValueError(f"{self.name} has no function for its types")
-        given = _called(self.name, "infer", self.own, *inputs, **attrs)
+        all_inputs = _in_places(inputs, attrs)
+        given = _called(self.name, "infer", self.own, *all_inputs, **_own_attrs(attrs))
         types = (given,) if isinstance(given, TensorType) else given
         if not isinstance(types, (tuple, list)) or not all(
             isinstance(each, TensorType) for each in types
@@ -435,7 +532,7 @@ class _Infer:
                 got=len(types),
                 expected=f"{count}, as in {self.rule!r}",
             )
-        expand_rule(self.rule, inputs, tuple(types))
+        expand_rule(rule, inputs, tuple(types))
         return tuple(types)
 
 
@@ -447,8 +544,8 @@ def _gradient_of(name: str, function: Function) -> Any:
             filled(out, 0) if grad is None else grad
             for out, grad in zip(outputs, grads, strict=True)
         ]
-        given = tuple(inputs), tuple(outputs), tuple(complete)
-        passed = _called(name, "the gradient", function, *given, **attrs)
+        given = _in_places(inputs, attrs), tuple(outputs), tuple(complete)
+        passed = _called(name, "the gradient", function, *given, **_own_attrs(attrs))
         if passed is None or isinstance(passed, TensorOperators):
             passed = (passed,)
         if not isinstance(passed, (tuple, list)):
@@ -456,9 +553,11 @@ def _gradient_of(name: str, function: Function) -> Any:
                 f"the gradient of {name} gave no gradients",
                 op=name,
                 got=type(passed).__name__,
-                expected=f"a tensor or None for each of {len(inputs)} inputs",
+                expected=f"a tensor or None for each of {len(given[0])} inputs",
             )
-        return passed
+        if len(passed) != len(given[0]):
+            return passed  # which is refused
+        return [each for each, there in zip(passed, given[0], strict=True) if there is not None]
 
     return gradient
 
@@ -476,7 +575,8 @@ class _Kernel:
 
     def __call__(self, context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         more = {_CONTEXT: context} if self.wants_context else {}
-        given = _called(self.name, "the function", self.function, *inputs, **context.attrs, **more)
+        arrays, attrs = _in_places(inputs, context.attrs), _own_attrs(context.attrs)
+        given = _called(self.name, "the function", self.function, *arrays, **attrs, **more)
         results = given if isinstance(given, (tuple, list)) else (given,)
         if len(results) != len(outputs):
             raise ExecutionError(

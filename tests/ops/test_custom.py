@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import plancompiler as pc
+from plancompiler.eager import spawn
 from plancompiler.errors import (
     AttributeValueError,
     CustomOpError,
@@ -85,6 +86,26 @@ def greatest(x):
     return x.max(1, initial=-np.inf)
 
 
+@pc.op(rule="n d, d, n -> n d", flops=lambda inputs, outputs, attrs: 1 + (inputs[1] is None))
+def scaled_and_shifted(x, scale=None, shift=None, *, power=1):
+    y = x**power
+    y = y if scale is None else y * scale
+    return y if shift is None else y + shift[:, None]
+
+
+@scaled_and_shifted.gradient
+def scaled_and_shifted_gradient(inputs, outputs, grads, *, power):
+    x, scale, shift = inputs
+    (dy,) = grads
+    slope = x ** (power - 1) * power if power > 1 else 1.0
+    dx = dy * slope if scale is None else dy * scale * slope
+    return (
+        dx,
+        None if scale is None else (dy * x**power).sum(0),
+        None if shift is None else dy.sum(1),
+    )
+
+
 def same_type(x):
     return x
 
@@ -138,6 +159,68 @@ def test_the_gradient_is_that_of_the_function():
     dx, dw = gradients_of(project.kind, [X, W], {"scale": 0.5}, [dy])
     np.testing.assert_allclose(dx, 0.5 * dy @ W.T)
     np.testing.assert_allclose(dw, 0.5 * np.einsum("bik,bin->kn", X, dy))
+
+
+SCALE, SHIFT = RANDOM.normal(size=3), RANDOM.normal(size=5)
+
+
+@pytest.mark.parametrize("given", [(), (SCALE,), (SCALE, SHIFT), (None, SHIFT)])
+def test_an_array_whose_default_is_none_may_be_left_out(given):
+    x = X[0]
+    expected = scaled_and_shifted(x, *given, power=3)
+
+    def total(*tensors):
+        rest = iter(tensors[1:])
+        inputs = [None if each is None else next(rest) for each in given]
+        return scaled_and_shifted(tensors[0], *inputs, power=3)
+
+    arrays = [x, *(each for each in given if each is not None)]
+
+    def program(sbp):
+        tensors = [pc.tensor(each, MESH, sbp) for each in arrays]
+        for each in tensors:
+            each.requires_grad = True
+        y = total(*tensors)
+        (y * y).sum().backward()
+        return [y.numpy(), *(each.grad.numpy() for each in tensors)]
+
+    with pc.job("optional") as job:
+        inputs = [
+            pc.input(f"x{at}", each.shape, "float64", MESH, "S(0)")
+            for at, each in enumerate(arrays)
+        ]
+        y = total(*inputs)
+        pc.output("y", y)
+        for at, each in enumerate(pc.gradients((y * y).sum(), inputs)):
+            pc.output(f"d{at}", each)
+    with pc.run(job) as session:
+        made = session.step(**{f"x{at}": each for at, each in enumerate(arrays)})
+    wanted = [made["y"], *(made[f"d{at}"] for at in range(len(arrays)))]
+    np.testing.assert_allclose(wanted[0], expected)
+    step = 1e-6
+    for at, array in enumerate(arrays):
+        moved = array + step * (np.arange(array.size) == 1).reshape(array.shape)
+        there = iter([*arrays[:at], moved, *arrays[at + 1 :]])
+        first = next(there)
+        after = scaled_and_shifted(
+            first, *(None if e is None else next(there) for e in given), power=3
+        )
+        slope = ((after**2).sum() - (expected**2).sum()) / step
+        np.testing.assert_allclose(wanted[1 + at].reshape(-1)[1], slope, 1e-4)
+    for sbp in ("S(0)", "B", "P"):
+        for got in spawn(program, 3, sbp):
+            for one, other in zip(got, wanted, strict=True):
+                np.testing.assert_allclose(one, other, 1e-10)
+
+
+def test_optional_inputs_are_named_and_counted():
+    x, shift = (pc.tensor(each, pc.Placement("cpu", [0])) for each in (X[0], SHIFT))
+    np.testing.assert_allclose(scaled_and_shifted(x, shift=shift).numpy(), X[0] + SHIFT[:, None])
+    with pytest.raises(TracingError, match=r"needs a tensor here.*None as input 0"):
+        scaled_and_shifted(None, shift)
+    assert op_def(scaled_and_shifted.kind).flops((1, 2), (), {"absent": (1,)}) == 2
+    with pytest.raises(AttributeValueError, match="no input has that is always there"):
+        pc.op(rule="n, d -> n d")(lambda x, y=None: x)
 
 
 def test_it_runs_in_a_job_on_several_ranks():
