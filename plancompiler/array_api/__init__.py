@@ -11,7 +11,7 @@ import math
 import sys
 from types import ModuleType
 
-from plancompiler.array_api import linalg
+from plancompiler.array_api import linalg, numpy_functions  # noqa: F401  # `ir.numpy_calls` takes it from here
 from plancompiler.array_api.creation import (
     arange,
     asarray,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 from plancompiler.eager import tape
 from plancompiler.eager.generator import Generator
@@ -11,6 +12,7 @@ from plancompiler.eager.tensor import DistTensor
 from plancompiler.eager.world import current_world
 from plancompiler.errors import UsageError
 from plancompiler.ir.source import user_line
+from plancompiler.ir.spelling import takes_spellings
 
 
 def no_grad() -> AbstractContextManager[None]:
@@ -50,18 +52,28 @@ def using_generator(generator: Generator) -> AbstractContextManager[Generator]:
     return current_world().drawing_from(generator)
 
 
+@takes_spellings
 def grad(
-    output: DistTensor,
-    inputs: Sequence[DistTensor],
-    seed: DistTensor | None = None,
+    output: DistTensor | Sequence[DistTensor],
+    inputs: DistTensor | Sequence[DistTensor],
+    seed: DistTensor | Sequence[DistTensor | None] | None = None,
     retain_graph: bool = False,
     create_graph: bool = False,
 ) -> list[DistTensor | None]:
     """Gradients of `output` by each of `inputs`, which may be any tensors on the tape; their `grad`
-    stays as it is. None stands for one that has no influence.
+    stays as it is. None stands for one that has no influence. Of several outputs, in a list, the
+    gradients are added. `seed` is the gradient of an output of several elements.
     """
-    several: list[object] = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
-    for each in (output, *several):
+    outputs, several = _listed(output), _listed(inputs)
+    seeds = [None] * len(outputs) if seed is None else _listed(seed)
+    if len(seeds) != len(outputs):
+        raise UsageError(
+            "each output has a gradient of its own",
+            op="grad",
+            source=user_line(),
+            got=f"{len(seeds)} for {len(outputs)} outputs",
+        )
+    for each in (*outputs, *several):
         if not isinstance(each, DistTensor):
             raise UsageError(
                 "gradients are taken of a tensor with respect to tensors",
@@ -70,5 +82,9 @@ def grad(
                 got=type(each).__name__,
                 expected="pc.eager.grad(output, [x, y])",
             )
-    roots = [(output, tape.seed(output, seed))]
-    return tape.backward(roots, list(inputs), retain_graph, create_graph)
+    roots = [(each, tape.seed(each, own)) for each, own in zip(outputs, seeds, strict=True)]
+    return tape.backward(roots, several, retain_graph, create_graph)
+
+
+def _listed(tensors: Any) -> list[Any]:
+    return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from operator import attrgetter
@@ -301,7 +302,7 @@ def seed(tensor: DistTensor, grad: DistTensor | None) -> DistTensor:
             hint="set requires_grad on what to differentiate by, outside of pc.no_grad()",
         )
     if grad is None:
-        if spec.shape != ():
+        if math.prod(spec.shape) != 1:
             raise GradientError(
                 "backward from a tensor that is no scalar needs a gradient",
                 source=user_line(),
@@ -310,7 +311,11 @@ def seed(tensor: DistTensor, grad: DistTensor | None) -> DistTensor:
             )
         whole = world.whole(spec)
         if world.mode.traces:
-            attrs: dict[str, AttrValue] = {"shape": (), "dtype": str(spec.dtype), "value": 1.0}
+            attrs: dict[str, AttrValue] = {
+                "shape": spec.shape,
+                "dtype": str(spec.dtype),
+                "value": 1.0,
+            }
             made: DistTensor = world.source(spec.placement, "fill", attrs)[0]
             return made
         return DistTensor(whole, whole.space.full(whole.local_shape, 1, whole.numpy_dtype))

@@ -503,13 +503,19 @@ def output(name: str, value: Value, finite: bool | None = None) -> None:
 def full(
     shape: int | Sequence[int],
     value: Scalar,
-    dtype: DType | str,
-    placement: Placement,
+    dtype: DType | str | None = None,
+    placement: Placement | None = None,
     sbp: SbpLike | None = None,
     *,
     out: Any = None,
 ) -> Value:
-    """A tensor that holds one number; without `sbp` the compiler chooses its layout."""
+    """A tensor that holds one number; without `sbp` the compiler chooses its layout. By default it
+    is float32, int64 or bool, as the number is.
+    """
+    placement = require_placement(placement, "full")
+    if dtype is None:
+        known = {bool: DType.BOOL, int: DType.INT64}
+        dtype = known.get(type(value), DType.FLOAT32)
     attrs: dict[str, AttrValue] = {
         "shape": _shape(shape),
         "dtype": _dtype_name(dtype),
@@ -523,27 +529,27 @@ def full(
 @takes_out
 def zeros(
     shape: int | Sequence[int],
-    dtype: DType | str,
-    placement: Placement,
+    dtype: DType | str = "float32",
+    placement: Placement | None = None,
     sbp: SbpLike | None = None,
     *,
     out: Any = None,
 ) -> Value:
     """A tensor of zeros; without `sbp` the compiler chooses its layout."""
-    return full(shape, 0, dtype, placement, sbp)
+    return full(shape, 0, dtype, require_placement(placement, "zeros"), sbp)
 
 
 @takes_out
 def ones(
     shape: int | Sequence[int],
-    dtype: DType | str,
-    placement: Placement,
+    dtype: DType | str = "float32",
+    placement: Placement | None = None,
     sbp: SbpLike | None = None,
     *,
     out: Any = None,
 ) -> Value:
     """A tensor of ones; without `sbp` the compiler chooses its layout."""
-    return full(shape, 1, dtype, placement, sbp)
+    return full(shape, 1, dtype, require_placement(placement, "ones"), sbp)
 
 
 @takes_out

@@ -2,7 +2,8 @@
 
 NumPy hands such calls over by its protocols `__array_ufunc__` (NEP 13) and `__array_function__`
 (NEP 18). The functions that the Python array API has mean the same there as in NumPy 2: they take
-the call. Other functions may mean something else here, as `split` does: they are errors.
+the call. Where it has none, or none with these arguments, `array_api.numpy_functions` has those
+that mean here what they mean in NumPy. Other functions are errors.
 """
 
 from __future__ import annotations
@@ -14,6 +15,11 @@ from typing import Any
 from plancompiler.errors import UsageError
 from plancompiler.hooks.array_namespace import array_namespace
 from plancompiler.ir.source import user_line
+from plancompiler.ir.spelling import respelled, spellings_of
+
+Function = Callable[..., Any]
+Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
+"""Those in their places, and those by name."""
 
 _STANDARD_NAMES = {
     "absolute": "abs",
@@ -77,7 +83,10 @@ def ufunc_on_tensors(
         if isinstance(left, tensor):
             return getattr(left, _OPERATORS[name][0])(right)
         return getattr(right, _OPERATORS[name][1])(left)
-    return _standard_function(name)(*inputs)
+    standard, own = _functions(name)
+    function = standard or own
+    assert function is not None
+    return function(*inputs)
 
 
 def function_on_tensors(
@@ -89,31 +98,69 @@ def function_on_tensors(
         return getattr(args[0], name)
     if name == "transpose" and len(args) == 1 and not options:
         return args[0].transpose()
-    standard = _standard_function(name, function.__module__)
+    standard, own = _functions(name, function.__module__)
+    refused = []
+    for each, arguments in ((own, _arguments), (standard, _as_given)):
+        if each is None:
+            continue
+        try:
+            positional, named = arguments(function, each, args, options)
+            signature(each).bind(*positional, **named)
+        except TypeError as error:
+            refused.append(error)
+        else:
+            return each(*positional, **named)
+    known = [each for each in (own, standard) if each is not None]
+    raise UsageError(
+        f"np.{name} takes tensors with other arguments",
+        source=user_line(),
+        got=str(refused[0]),
+        expected=" or ".join(f"{name}{signature(each)}" for each in known),
+    )
+
+
+def _as_given(
+    function: Function, standard: Function, args: tuple[Any, ...], options: Mapping[str, Any]
+) -> Arguments:
+    return args, options
+
+
+def _arguments(
+    function: Function, own: Function, args: tuple[Any, ...], options: Mapping[str, Any]
+) -> Arguments:
+    """Arguments of NumPy's function as those of ours: those behind the tensors by their names, as
+    they may stand in another order here.
+    """
     try:
-        signature(standard).bind(*args, **options)
-    except TypeError as error:
-        raise UsageError(
-            f"np.{name} takes tensors with the arguments of the Python array API only",
-            source=user_line(),
-            got=str(error),
-            expected=f"{name}{signature(standard)}",
-        ) from None
-    return standard(*args, **options)
+        parameters = [each.name for each in signature(function).parameters.values()]
+    except ValueError:  # of a function that is written in C
+        parameters = []
+    tensors = 1
+    while tensors < len(args) and hasattr(args[tensors], "__array_namespace__"):
+        tensors += 1
+    named = dict(options)
+    if len(parameters) >= len(args):
+        named = dict(zip(parameters[tensors:], args[tensors:], strict=False)) | named
+        args = args[:tensors]
+    return args, respelled(own, spellings_of(signature(own)), named)
 
 
-def _standard_function(name: str, module: str = "numpy") -> Callable[..., Any]:
-    """A function of the Python array API, or of its linear algebra."""
+def _functions(name: str, module: str = "numpy") -> tuple[Function | None, Function | None]:
+    """The functions here that mean what one of NumPy means: that of the Python array API, and ours,
+    which takes NumPy's arguments. UsageError where there is neither.
+    """
     namespace, owner = array_namespace(None), "pc"
+    ours = namespace.numpy_functions.FUNCTIONS
     if module == "numpy.linalg":
+        ours = namespace.numpy_functions.LINALG
         namespace, owner = namespace.linalg, "pc.linalg"
-    standard = getattr(namespace, _STANDARD_NAMES.get(name, name), None)
-    if standard is None:
+    standard, own = getattr(namespace, _STANDARD_NAMES.get(name, name), None), ours.get(name)
+    if not callable(standard):
+        standard = None
+    if standard is None and own is None:
         raise UsageError(
             f"{module}.{name} does not take tensors",
             source=user_line(),
-            expected="a function that the Python array API has",
             hint=f"{owner}.{name} is there, or its error says what stands for it",
         )
-    function: Callable[..., Any] = standard
-    return function
+    return standard, own

@@ -500,12 +500,16 @@ class TensorOperators(TensorMethods):
 
     @_extreme
     def max(self, axis: Axes = None, keepdims: bool = False) -> Self:
-        """The greatest element over axes."""
+        """The greatest element over axes; with a tensor in their place the greater ones."""
+        if isinstance(axis, TensorOperators):
+            return self._binary("maximum", axis)
         return self._unary("max", axes=self._axes(axis), keepdims=keepdims)
 
     @_extreme
     def min(self, axis: Axes = None, keepdims: bool = False) -> Self:
-        """The least element over axes."""
+        """The least element over axes; with a tensor in their place the lesser ones."""
+        if isinstance(axis, TensorOperators):
+            return self._binary("minimum", axis)
         return self._unary("min", axes=self._axes(axis), keepdims=keepdims)
 
     def redistribute(self, placement: Placement | None = None, sbp: SbpLike | None = None) -> Self:

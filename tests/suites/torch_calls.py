@@ -184,10 +184,6 @@ def _extreme_at(values, places):
     return lambda x, dim, keepdim=False: (values(x, dim, keepdim), places(x, dim, keepdim))
 
 
-def _rounded_to(x, *, decimals=0):
-    return pc.round(x) if decimals == 0 else pc.round(x * 10.0**decimals) / 10.0**decimals
-
-
 def _like(function):
     return lambda x, dtype=None, device=None, **_: function(
         x if dtype is None else pc.cast(x, dtype)
@@ -206,15 +202,6 @@ def _truths(function):
         )
 
     return call
-
-
-def _padded(x, pad, mode="constant", value=None):
-    if mode != "constant":
-        raise TypeError(f"unexpected argument 'mode': {mode}")
-    low, high = [0] * x.ndim, [0] * x.ndim
-    for at in range(len(pad) // 2):
-        low[-1 - at], high[-1 - at] = pad[2 * at], pad[2 * at + 1]
-    return pc.pad(x, low, high, 0.0 if value is None else value)
 
 
 def _swapped(function):
@@ -407,7 +394,7 @@ CALLS: dict[str, Call] = {
             ("short", "int16"),
         )
     },
-    "searchsorted": lambda edges, x, *, out_int32=False, right=False, side="left", sorter=None: (
+    "searchsorted": lambda edges, x, *, out_int32=False, right=False, side=None, sorter=None: (
         pc.searchsorted(edges, x, side, sorter, right=right).to("int32" if out_int32 else "int64")
     ),
     "bucketize": lambda x, edges, *, out_int32=False, right=False: pc.bucketize(x, edges, right).to(
@@ -415,7 +402,6 @@ CALLS: dict[str, Call] = {
     ),
     "max/reduction_with_dim": _extreme_at(pc.max, pc.argmax),
     "min/reduction_with_dim": _extreme_at(pc.min, pc.argmin),
-    "round": _rounded_to,
     "ne": pc.not_equal,
     "lt": pc.less,
     "le": pc.less_equal,
@@ -511,7 +497,7 @@ CALLS: dict[str, Call] = {
     ),
     "special.modified_bessel_i0": pc.i0,
     "special.modified_bessel_i1": pc.i1,
-    "constant_pad_nd": lambda x, pad, value=0.0: _padded(x, pad, "constant", value),
+    "constant_pad_nd": lambda x, pad, value=0.0: F.pad(x, pad, value=value),
     "norm": _norm,
     "nn.functional.embedding": lambda weight, ids, **named: F.embedding(ids, weight, **named),
     "nn.functional.embedding_bag": lambda weight, ids, *args, **named: F.embedding_bag(
@@ -558,7 +544,9 @@ CALLS: dict[str, Call] = {
     ),
     "linalg.cond": lambda x, p=None: pc.linalg.cond(x, p),
     "linalg.matrix_rank": lambda x, tol=None, *, atol=None, rtol=None, hermitian=False: (
-        pc.linalg.matrix_rank(x, tol if atol is None else atol, rtol, hermitian)
+        pc.linalg.matrix_rank(x, atol, rtol, hermitian)
+        if tol is None
+        else pc.linalg.matrix_rank(x, tol, 0.0, hermitian)
     ),
     "linalg.pinv/singular": lambda a, b: pc.linalg.pinv(
         pc.matmul(a, pc.linalg.transposed(b)), a.shape[-1]

@@ -37,7 +37,7 @@ def einsum(equation: str, *tensors: Tensor, out: Tensor | None = None) -> Tensor
     """Sums of products by an equation, as in NumPy: `pc.einsum("bij,bjk->bik", a, b)`.
 
     Without `->` the output has the letters that occur once, in alphabetical order. `...` stands for
-    leading axes, equally many in all tensors that have it. A letter that occurs twice in a tensor
+    leading axes, which broadcast. A letter that occurs twice in a tensor
     takes its diagonal, and an axis of extent 1 broadcasts. The equation is the sharding rule: an
     axis whose letter is split is split everywhere, and one that is summed away leaves partial sums.
     """
@@ -103,16 +103,20 @@ def _spelled_out(equation: str, tensors: Sequence[Tensor]) -> str:
             for part, tensor in zip(parts, tensors, strict=True)
             if "..." in part
         ]
-        if len(set(leading)) != 1 or leading[0] < 0:
+        if min(leading, default=0) < 0:
             raise ShapeError(
-                "the `...` of an einsum must stand for equally many axes of each tensor",
+                "a tensor of an einsum has fewer axes than letters",
                 got=f"{equation!r} for {' and '.join(str(tensor.shape) for tensor in tensors)}",
             )
+        most = max(leading, default=0)
         free = [letter for letter in string.ascii_letters if letter not in text]
-        if len(free) < leading[0]:
+        if len(free) < most:
             raise AttributeValueError("an einsum has more axes than there are letters")
-        stand_in = "".join(free[: leading[0]])
-        parts = [part.replace("...", stand_in) for part in parts]
+        stand_in, counts = "".join(free[:most]), iter(leading)
+        parts = [
+            part.replace("...", stand_in[most - next(counts) :]) if "..." in part else part
+            for part in parts
+        ]
         output = output.replace("...", stand_in)
     return f"{','.join(parts)}->{output}"
 

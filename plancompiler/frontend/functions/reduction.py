@@ -8,10 +8,10 @@ from typing import Generic, NamedTuple
 
 from plancompiler.errors import AttributeValueError
 from plancompiler.frontend.functions.derived import Axes, Tensor
-from plancompiler.frontend.functions.elementwise import full_like
+from plancompiler.frontend.functions.elementwise import full_like, maximum, minimum
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir import DType
-from plancompiler.ir.operators import in_dtype, normalize_axes, one_axis
+from plancompiler.ir.operators import TensorOperators, in_dtype, normalize_axes, one_axis
 from plancompiler.ir.promotion import dtypes_may_mix
 from plancompiler.ops.gradient import widened
 from plancompiler.ops.registry import apply, apply_one
@@ -407,16 +407,20 @@ def mean(
 def max(
     x: Tensor, axis: Axes = None, keepdims: bool = False, *, out: Tensor | None = None
 ) -> Tensor:
-    """Greatest element over axes (all by default)."""
-    return x.max(axis, keepdims)
+    """Greatest element over axes (all by default). With a tensor in place of the axes it is
+    `maximum`, as in PyTorch.
+    """
+    return maximum(x, axis) if isinstance(axis, TensorOperators) else x.max(axis, keepdims)
 
 
 @takes_out
 def min(
     x: Tensor, axis: Axes = None, keepdims: bool = False, *, out: Tensor | None = None
 ) -> Tensor:
-    """Smallest element over axes (all by default)."""
-    return x.min(axis, keepdims)
+    """Smallest element over axes (all by default). With a tensor in place of the axes it is
+    `minimum`, as in PyTorch.
+    """
+    return minimum(x, axis) if isinstance(axis, TensorOperators) else x.min(axis, keepdims)
 
 
 @takes_out

@@ -325,8 +325,9 @@ def diff(
 
 
 @takes_out
-def tile(x: Tensor, repeats: Sequence[int], *, out: Tensor | None = None) -> Tensor:
+def tile(x: Tensor, repeats: int | Sequence[int], *, out: Tensor | None = None) -> Tensor:
     """The whole tensor repeated along each axis; the shorter of both gets leading ones."""
+    repeats = whole_numbers("repeats", repeats)
     if len(repeats) > x.ndim:
         x = x.reshape((1,) * (len(repeats) - x.ndim) + x.shape)
     return apply_one("tile", x, repeats=(1,) * (x.ndim - len(repeats)) + tuple(repeats))

@@ -152,6 +152,8 @@ def keep_statistics(
     batch, which are over `count` elements.
     """
     recorder = current_recorder()
+    if not momentum:
+        return
     with recorder.phase(Phase.UPDATE):
         # The variance of a batch is around its own mean, and so too small by this factor.
         unbiased = seen[1] * (count / max(1, count - 1))
