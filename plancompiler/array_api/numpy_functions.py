@@ -113,34 +113,35 @@ _SAME = (
     *("take", "take_along_axis", "tensordot", "tile", "trace", "trapezoid", "tril", "triu", "var"),
     *("vsplit", "vstack", "where"),
 )
-_OTHERWISE: Mapping[str, Callable[..., Any]] = {
+_OTHERWISE = {
+    "amax": "max",
+    "amin": "min",
+    "around": "round",
+    "array_split": "tensor_split",
+    "concatenate": "concat",
+    "degrees": "rad2deg",
+    "expand_dims": "unsqueeze",
+    "fabs": "abs",
+    "radians": "deg2rad",
+    "rint": "round",
+}
+"""Functions of ours by NumPy's names for them."""
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    **{name: getattr(functions, name) for name in _SAME},
+    **{name: getattr(functions, own) for name, own in _OTHERWISE.items()},
     "allclose": eager.allclose,
-    "amax": functions.max,
-    "amin": functions.min,
     "argsort": _argsort,
-    "around": functions.round,
     "array_equal": eager.array_equal,
-    "array_split": functions.tensor_split,
     "average": _average,
     "bincount": _bincount,
-    "concatenate": functions.concat,
     "cov": _cov,
-    "degrees": functions.rad2deg,
     "dot": _dot,
     "einsum": _einsum,
-    "expand_dims": functions.unsqueeze,
-    "fabs": functions.abs,
     "percentile": _percentile,
     "ptp": _ptp,
-    "radians": functions.deg2rad,
-    "rint": functions.round,
     "sort": _sort,
     "split": _split,
     "unique": _unique,
-}
-FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    **{name: getattr(functions, name) for name in _SAME},
-    **_OTHERWISE,
 }
 """By NumPy's name."""
 LINALG: Mapping[str, Callable[..., Any]] = {

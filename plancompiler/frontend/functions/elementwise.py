@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 from plancompiler.errors import DTypeError, TracingError
 from plancompiler.frontend.functions.derived import (
@@ -166,6 +166,16 @@ def clone(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     return x.cast(x.dtype)
 
 
+@overload
+def where(condition: Tensor) -> tuple[Tensor, ...]: ...
+
+
+@overload
+def where(
+    condition: Tensor, x: Tensor | Scalar, y: Tensor | Scalar, *, out: Tensor | None = None
+) -> Tensor: ...
+
+
 @takes_out
 def where(
     condition: Tensor,
@@ -178,8 +188,10 @@ def where(
 
     Without x and y the places where the condition holds, as `nonzero` gives them.
     """
-    if x is None and y is None:
-        return places_of_true(condition)
+    if x is None or y is None:
+        if x is None and y is None:
+            return places_of_true(condition)
+        raise TracingError("where needs both x and y, or neither")
     if isinstance(x, TensorOperators) and not isinstance(y, TensorOperators):
         y = _beside(x, y)
     elif isinstance(y, TensorOperators) and not isinstance(x, TensorOperators):
