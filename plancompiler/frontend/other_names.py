@@ -51,8 +51,6 @@ _CALLED: Mapping[str, str] = {
     "solution": "what pc.linalg.lstsq(a, b) returns, which is the solution",
     "init": "init= of layers and of pc.nn.Parameter; p.value.uniform_(), normal_() and copy_() "
     "under `with pc.no_grad():` set what is there",
-    "utils": "optimizer.step(clip_norm=...) or pc.clip_by_global_norm(grads, max_norm) to clip; "
-    "pc.nn.pad_sequence and pack_padded_sequence are in pc.nn",
     "array_equiv": "pc.array_equal(x, y)",
     "array_split": "pc.tensor_split(x, parts, axis)",
     "as_tensor": "pc.tensor(array, placement, sbp)",

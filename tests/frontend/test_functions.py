@@ -251,6 +251,84 @@ def test_random_values_do_not_depend_on_the_layout(ranks):
     assert (expected[0]["y0"] != expected[1]["y0"]).all()
 
 
+ROWS = np.linspace(-3, 4, 12).reshape(4, 3)
+CUBE = np.random.default_rng(4).normal(size=(3, 3, 3))
+EDGES = np.array([-1.0, 0.5, 2.0])
+SPELLINGS = {
+    "decimals": (lambda x, cube: pc.round(x, 1), lambda: np.round(ROWS, 1)),
+    "tens": (lambda x, cube: pc.round(x * 100, decimals=-1), lambda: np.round(ROWS * 100, -1)),
+    "Python's round": (lambda x, cube: round(x, 2), lambda: np.round(ROWS, 2)),
+    "tens of whole numbers": (
+        lambda x, cube: pc.round((x * 100).cast("int64"), -2),
+        lambda: np.round((ROWS * 100).astype(np.int64), -2),
+    ),
+    "places of a mask": (lambda x, cube: pc.where(x > 0)[1], lambda: np.where(ROWS > 0)[1]),
+    "numbers by a mask": (
+        lambda x, cube: pc.where(x > 0, 1.5, 0),
+        lambda: np.where(ROWS > 0, 1.5, 0),
+    ),
+    "whole numbers by a mask": (
+        lambda x, cube: pc.where(x > 0, 2, 7),
+        lambda: np.where(ROWS > 0, 2, 7),
+    ),
+    "a number's place": (
+        lambda x, cube: pc.searchsorted(pc.sort(x[:, 0])[0], 0.3),
+        lambda: np.searchsorted(ROWS[:, 0], 0.3),
+    ),
+    "a diagonal": (lambda x, cube: pc.einsum("iij->ij", cube), lambda: np.einsum("iij->ij", CUBE)),
+    "three equal letters": (lambda x, cube: pc.einsum("iii", cube), lambda: np.einsum("iii", CUBE)),
+    "a diagonal times": (
+        lambda x, cube: pc.einsum("iji,kj->k", cube, x),
+        lambda: np.einsum("iji,kj->k", CUBE, ROWS),
+    ),
+    "a stretched axis": (
+        lambda x, cube: pc.einsum("ij,ij->i", x, x[:1]),
+        lambda: np.einsum("ij,ij->i", ROWS, ROWS[:1]),
+    ),
+    "leading axes that broadcast": (
+        lambda x, cube: pc.einsum("...ij,...j->...i", cube, x[0]),
+        lambda: np.einsum("...ij,...j->...i", CUBE, ROWS[0]),
+    ),
+    "a stretched product": (
+        lambda x, cube: pc.tensordot(x[:, :1], x, 1),
+        lambda: np.tensordot(ROWS[:, :1].repeat(4, 1), ROWS, 1),
+    ),
+    "diagonals in front": (
+        lambda x, cube: pc.diag_embed(x, 1, 0, -1),
+        lambda: np.moveaxis([np.diag(row, 1) for row in ROWS], (1, 2), (0, 2)),
+    ),
+    "a tolerance for each matrix": (
+        lambda x, cube: pc.linalg.matrix_rank(cube, cube[:, 0, 0] * 0 + 1.5),
+        lambda: (np.linalg.svd(CUBE, compute_uv=False) > 1.5).sum(-1),
+    ),
+    "the greater of two": (lambda x, cube: pc.max(x, -x), lambda: abs(ROWS)),
+    "the lesser of two": (lambda x, cube: x.min(-x), lambda: -abs(ROWS)),
+    "all rows twice": (lambda x, cube: pc.tile(x, 2), lambda: np.tile(ROWS, 2)),
+}
+
+
+@pytest.mark.parametrize("sbp", ["S(0)", "S(1)", "B", "P"])
+def test_calls_of_numpy_and_pytorch_that_need_no_other_spelling(sbp):
+    pair = pc.Placement("cpu", [0, 1])
+
+    def program():
+        x, cube = pc.tensor(ROWS, pair, sbp), pc.tensor(CUBE, pair, sbp)
+        return {name: ours(x, cube).numpy() for name, (ours, _) in SPELLINGS.items()}
+
+    for made in spawn(program, 2):
+        for name, (_, theirs) in SPELLINGS.items():
+            np.testing.assert_allclose(made[name], theirs(), 1e-10, 1e-12, err_msg=name)
+
+
+def test_defaults_of_what_is_filled():
+    one = pc.Placement("cpu", [0])
+    made = [pc.zeros((2, 3), placement=one), pc.ones(2, placement=one)]
+    made += [pc.full((), value, placement=one) for value in (1.5, 2, True)]
+    assert [str(each.dtype) for each in made] == [*["float32"] * 3, "int64", "bool"]
+    with pytest.raises(UsageError, match=r"a placement is needed here\. Where: op 'zeros'"):
+        pc.zeros((2, 3))
+
+
 def many(x, w):
     """A job that uses ops of every family, with a gradient."""
     hidden = pc.silu(pc.einsum("bi,oi->bo", x, w))

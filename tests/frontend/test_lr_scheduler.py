@@ -86,6 +86,30 @@ CASES: dict[str, tuple[Callable[[Any], Any], list[float]]] = {
         lambda o: lr_scheduler.OneCycleLR(o, 1.0, EPOCHS, cycle_momentum=False),
         [one_cycle(epoch) for epoch in range(EPOCHS)],
     ),
+    "MultiplicativeLR": (
+        lambda o: lr_scheduler.MultiplicativeLR(o, lambda epoch: 1 / (1 + epoch)),
+        recurrence(lambda epoch, rate: rate / (1 + epoch)),
+    ),
+    "CosineAnnealingWarmRestarts": (
+        lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 2, 2, 0.1),
+        [
+            0.1 + (FIRST - 0.1) * (1 + math.cos(math.pi * place / length)) / 2
+            for length in (2, 4, 8)
+            for place in range(length)
+        ][:EPOCHS],
+    ),
+    "CyclicLR": (
+        lambda o: lr_scheduler.CyclicLR(o, 0.1, 0.5, 2, 3, "triangular2", cycle_momentum=False),
+        [0.1 + 0.4 * share for share in (0, 1 / 2, 1, 2 / 3, 1 / 3)]
+        + [0.1 + 0.2 * share for share in (0, 1 / 2, 1, 2 / 3, 1 / 3)]
+        + [0.1, 0.1 + 0.1 / 2],
+    ),
+    "CyclicLR by steps": (
+        lambda o: lr_scheduler.CyclicLR(
+            o, 0.0, 1.0, 1, mode="exp_range", gamma=0.5, cycle_momentum=False
+        ),
+        [0.5**epoch if epoch % 2 else 0.0 for epoch in range(EPOCHS)],
+    ),
     "SequentialLR": (
         lambda o: lr_scheduler.SequentialLR(
             o, [lr_scheduler.ConstantLR(o, 0.1, 99), lr_scheduler.ExponentialLR(o, 0.5)], [3]

@@ -59,7 +59,6 @@ def test_answers_name_what_exists():
         (lambda: pc.nn.functional.sin, r"use pc\.sin"),
         (lambda: pc.linalg.eig, "complex numbers"),
         (lambda: pc.zzzz, "docs/compatibility.md says"),
-        (lambda: pc.nn.utils, r"optimizer\.step\(clip_norm"),
         (lambda: pc.nn.Linear(2, 3).weight.copy_, r"a parameter has no 'copy_'.*p\.value\.copy_"),
         (lambda: pc.nn.Linear(2, 3).weight.requires_grad_, r"module\.freeze\(\)"),
         (lambda: pc.nn.Linear(2, 3).to, r"a Linear has no 'to'.*module\.place\(placement\)"),

@@ -184,7 +184,8 @@ def where(
     *,
     out: Tensor | None = None,
 ) -> Any:
-    """x where the condition holds, else y; one of them may be a number. Shapes broadcast.
+    """x where the condition holds, else y: tensors or numbers. Shapes broadcast. Of two numbers the
+    result is float32, int64 or bool.
 
     Without x and y the places where the condition holds, as `nonzero` gives them.
     """
@@ -196,9 +197,20 @@ def where(
         y = _beside(x, y)
     elif isinstance(y, TensorOperators) and not isinstance(x, TensorOperators):
         x = _beside(y, x)
+    elif is_scalar(x) and is_scalar(y):
+        x, y = _both(condition, x, y)
     if not isinstance(x, TensorOperators) or not isinstance(y, TensorOperators):
-        raise TracingError("where needs a tensor for at least one of x and y")
+        raise TracingError("where chooses among tensors and numbers")
     return joined("where", (condition, x, y), first=1)
+
+
+def _both(condition: Tensor, x: Any, y: Any) -> tuple[Tensor, Tensor]:
+    """Two plain numbers as tensors of the dtype that plain numbers have."""
+    numbers = plain_number(x), plain_number(y)
+    kinds = {bool: DType.BOOL, int: DType.INT64, float: DType.FLOAT32}
+    kind = next(each for each in (float, int, bool) if any(type(n) is each for n in numbers))
+    one, other = (filled(condition, kind(each), (), kinds[kind]) for each in numbers)
+    return one, other
 
 
 def _beside(x: Tensor, number: Any) -> Tensor:

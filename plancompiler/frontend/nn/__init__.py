@@ -4,7 +4,7 @@
 
 from typing import Any
 
-from plancompiler.frontend.nn import functional
+from plancompiler.frontend.nn import functional, utils
 from plancompiler.frontend.nn.classes import (
     PartialFC,
 )
@@ -353,6 +353,7 @@ __all__ = [
     "pack_sequence",
     "pad_packed_sequence",
     "pad_sequence",
+    "utils",
 ]
 
 

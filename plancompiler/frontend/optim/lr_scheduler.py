@@ -19,17 +19,21 @@ from plancompiler.errors import UsageError
 from plancompiler.frontend.optim.optimizer import Optimizer
 from plancompiler.frontend.optim.parameter_group import ParameterGroup
 from plancompiler.frontend.optim.schedule import constant
+from plancompiler.hooks.other_names import no_such_name
 from plancompiler.ir.arguments import real_number, whole_number
 from plancompiler.ir.source import user_line
 
 __all__ = [
     "ConstantLR",
     "CosineAnnealingLR",
+    "CosineAnnealingWarmRestarts",
+    "CyclicLR",
     "ExponentialLR",
     "LRScheduler",
     "LambdaLR",
     "LinearLR",
     "MultiStepLR",
+    "MultiplicativeLR",
     "OneCycleLR",
     "PolynomialLR",
     "ReduceLROnPlateau",
@@ -144,6 +148,26 @@ class LambdaLR(LRScheduler):
 
     def rate(self, first: float, epoch: int, group: int) -> float:
         return first * real_number("what lr_lambda gives", self._functions[group](epoch))
+
+
+class MultiplicativeLR(LRScheduler):
+    """Times what a function of the epoch gives, or one of several, for each group, after every
+    epoch.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]],
+        last_epoch: int = -1,
+    ) -> None:
+        self._functions = _per_group(optimizer, "functions", lr_lambda)
+        super().__init__(optimizer, last_epoch)
+
+    def rate(self, first: float, epoch: int, group: int) -> float:
+        for each in range(1, epoch + 1):
+            first *= real_number("what lr_lambda gives", self._functions[group](each))
+        return first
 
 
 class StepLR(LRScheduler):
@@ -267,6 +291,96 @@ class CosineAnnealingLR(LRScheduler):
     def rate(self, first: float, epoch: int, group: int) -> float:
         share = (1.0 + math.cos(math.pi * epoch / self.T_max)) / 2
         return self.eta_min + (first - self.eta_min) * share
+
+
+class CosineAnnealingWarmRestarts(LRScheduler):
+    """Half a cosine down to `eta_min`, again and again (I. Loshchilov, F. Hutter, 2017): in `T_0`
+    epochs at first, each time in `T_mult` times as many.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        T_0: int,  # noqa: N803  # PyTorch's names
+        T_mult: int = 1,  # noqa: N803
+        eta_min: float = 0.0,
+        last_epoch: int = -1,
+    ) -> None:
+        self.T_0, self.T_mult = _positive("T_0", T_0), _positive("T_mult", T_mult)
+        self.eta_min = real_number("eta_min", eta_min)
+        super().__init__(optimizer, last_epoch)
+
+    def rate(self, first: float, epoch: int, group: int) -> float:
+        length = self.T_0
+        if self.T_mult == 1:
+            epoch %= length
+        while epoch >= length:
+            epoch, length = epoch - length, length * self.T_mult
+        share = (1.0 + math.cos(math.pi * epoch / length)) / 2
+        return self.eta_min + (first - self.eta_min) * share
+
+
+class CyclicLR(LRScheduler):
+    """Up from `base_lr` to `max_lr` in `step_size_up` steps and down in `step_size_down`, by
+    default as many, again and again (L. N. Smith, 2017).
+
+    The peaks stay ("triangular"), are half as high in each cycle ("triangular2"), are times gamma
+    in each step ("exp_range"), or times what `scale_fn` gives for the cycle, or for the step with
+    `scale_mode="iterations"`. Momentum is not cycled: say `cycle_momentum=False`.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        base_lr: float | Sequence[float],
+        max_lr: float | Sequence[float],
+        step_size_up: int = 2000,
+        step_size_down: int | None = None,
+        mode: str = "triangular",
+        gamma: float = 1.0,
+        scale_fn: Callable[[int], float] | None = None,
+        scale_mode: str = "cycle",
+        cycle_momentum: bool = True,
+        base_momentum: float = 0.8,
+        max_momentum: float = 0.9,
+        last_epoch: int = -1,
+    ) -> None:
+        if cycle_momentum:
+            raise UsageError(
+                "the momentum of an optimizer is not cycled",
+                source=user_line(),
+                got="cycle_momentum=True",
+                expected="cycle_momentum=False",
+            )
+        gamma = real_number("gamma", gamma)
+        modes: dict[str, tuple[Callable[[int], float], str]] = {
+            "triangular": (lambda cycle: 1.0, "cycle"),
+            "triangular2": (lambda cycle: 0.5 ** (cycle - 1), "cycle"),
+            "exp_range": (lambda step: gamma**step, "iterations"),
+        }
+        if scale_mode not in ("cycle", "iterations") or (scale_fn is None and mode not in modes):
+            raise UsageError(
+                "CyclicLR knows no such mode",
+                source=user_line(),
+                got=f"mode={mode!r}, scale_mode={scale_mode!r}",
+                expected=", ".join(modes) + "; scale_mode 'cycle' or 'iterations'",
+            )
+        self._scale, self._of = modes[mode] if scale_fn is None else (scale_fn, scale_mode)
+        self._up = _positive("step_size_up", step_size_up)
+        down = step_size_up if step_size_down is None else step_size_down
+        self._whole = self._up + _positive("step_size_down", down)
+        self._least, self._most = (
+            [real_number(name, each) for each in _per_group(optimizer, name, given)]
+            for name, given in (("base_lr", base_lr), ("max_lr", max_lr))
+        )
+        super().__init__(optimizer, last_epoch)
+
+    def rate(self, first: float, epoch: int, group: int) -> float:
+        cycle, place = epoch // self._whole, epoch % self._whole
+        down = self._whole - self._up
+        share = place / self._up if place <= self._up else (self._whole - place) / down
+        factor = self._scale(cycle + 1 if self._of == "cycle" else epoch)
+        return self._least[group] + (self._most[group] - self._least[group]) * share * factor
 
 
 class OneCycleLR(LRScheduler):
@@ -489,3 +603,7 @@ def _check_state(state: object, own: Mapping[str, float]) -> None:
             got=repr(state)[:80],
             expected=", ".join(own),
         )
+
+
+def __getattr__(name: str) -> Any:
+    raise no_such_name("pc.optim.lr_scheduler", name)
