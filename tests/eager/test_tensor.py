@@ -267,6 +267,31 @@ def test_what_is_not_recorded():
     assert (x * 2.0).requires_grad
 
 
+def test_a_tensor_of_one_element_is_walked_back_from_as_a_scalar():
+    for wrap in (lambda function: function, pc.compile):
+
+        def slopes(x):
+            x = x.detach()
+            x.requires_grad = True
+            (x * x).sum(0, keepdims=True).sum(1, keepdims=True).backward()
+            return x.grad
+
+        x = pc.tensor(np.arange(6.0).reshape(2, 3), ALONE)
+        np.testing.assert_array_equal(wrap(slopes)(x).numpy(), 2 * x.numpy())
+
+
+def test_gradients_of_several_outputs_are_added():
+    x = pc.tensor([1.0, 2.0], ALONE, requires_grad=True)
+    y, z = x * x, (x * 3.0).sum()
+    seeds = [pc.tensor([10.0, 100.0], ALONE), None]
+    (made,) = pc.eager.grad([y, z], x, seeds)
+    np.testing.assert_array_equal(made.numpy(), [23.0, 403.0])
+    (made,) = pc.eager.grad(x * x, [x], grad_outputs=seeds[0])
+    np.testing.assert_array_equal(made.numpy(), [20.0, 400.0])
+    with pytest.raises(UsageError, match="2 for 1 outputs"):
+        pc.eager.grad(z, [x], seeds)
+
+
 def test_wrong_uses_of_the_tape():
     x = pc.tensor(np.ones((2, 2)), ALONE, requires_grad=True)
     y = x * 2.0

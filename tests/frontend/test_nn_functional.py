@@ -571,3 +571,71 @@ def test_unpooling_passes_gradients_to_all_windows_of_a_place():
     (back * pc.tensor(np.array([1.0, 5.0, 7.0, 9.0]), back.placement)).sum().backward()
     assert back.tolist() == [[[0.0, 3.0, 2.0, 0.0]]]
     assert values.grad.tolist() == [[[5.0, 5.0, 7.0]]]
+
+
+@pytest.mark.parametrize("sbp", ["B", "S(0)"])
+@pytest.mark.parametrize("per_image", [False, True])
+def test_running_statistics_take_a_share_of_those_of_the_batch(per_image, sbp):
+    axes = (2, 3) if per_image else (0, 2, 3)
+    means, spread = IMAGES.mean(axes), IMAGES.var(axes, ddof=1)
+    means, spread = (each.mean(0) if per_image else each for each in (means, spread))
+    mean, variance = np.array([1.0, 2.0, 3.0]), np.ones(3)
+    for _ in range(2):
+        mean, variance = 0.7 * mean + 0.3 * means, 0.7 * variance + 0.3 * spread
+
+    def program():
+        x = pc.tensor(IMAGES, PAIR, sbp)
+        running = [pc.tensor(np.array(each), PAIR) for each in ([1.0, 2.0, 3.0], [1.0] * 3)]
+        for _ in range(2):
+            made = (
+                F.instance_norm(x, *running, momentum=0.3)
+                if per_image
+                else F.batch_norm(x, *running, training=True, momentum=0.3)
+            )
+        F.batch_norm(x, *running, training=True, momentum=0.0)  # changes nothing
+        return made.numpy(), *(each.numpy() for each in running)
+
+    for made, *running in spawn(program, 2):
+        centred = IMAGES - IMAGES.mean(axes, keepdims=True)
+        np.testing.assert_allclose(
+            made, centred / np.sqrt(IMAGES.var(axes, keepdims=True) + 1e-5), 1e-9
+        )
+        np.testing.assert_allclose(running[0], mean)
+        np.testing.assert_allclose(running[1], variance)
+
+
+def test_a_job_keeps_running_statistics_of_a_function():
+    with pc.job("running") as job:
+        x = pc.input("x", IMAGES.shape, "float64", PAIR, "S(0)")
+        kept = pc.nn.Buffer((3,), "float64").place(PAIR), pc.nn.Buffer((3,), "float64").place(PAIR)
+        y = F.batch_norm(x, kept[0].value, kept[1].value, training=True, momentum=0.5)
+        pc.output("y", y.sum())
+    with pc.run(job) as session:
+        session.step(x=IMAGES)
+        names = sorted(session.variables())
+        values = [session.variables()[name] for name in names]
+    np.testing.assert_allclose(values[0], IMAGES.mean((0, 2, 3)) / 2)
+
+
+@pytest.mark.parametrize(
+    ("query", "key", "value"),
+    [
+        ((2, 2, 3, 4), (1, 2, 5, 4), (1, 2, 5, 6)),
+        ((1, 1, 3, 4), (2, 2, 5, 4), (2, 2, 5, 4)),
+        ((2, 2, 3, 4), (2, 5, 4), (2, 1, 5, 4)),
+        ((3, 4), (2, 5, 4), (5, 4)),
+    ],
+)
+def test_batch_axes_of_attention_broadcast(query, key, value):
+    arrays = [np.random.default_rng(at).normal(size=s) for at, s in enumerate((query, key, value))]
+    q, k, v = arrays
+    scores = q @ np.swapaxes(k, -1, -2) / 2
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    expected = weights / weights.sum(-1, keepdims=True) @ v
+    made = spawn(
+        lambda: F.scaled_dot_product_attention(
+            *(pc.tensor(each, PAIR, f"S({each.ndim - 1})") for each in arrays)
+        ).numpy(),
+        2,
+    )
+    np.testing.assert_allclose(made[0], expected, 1e-9)
