@@ -195,6 +195,8 @@ _CALLED: Mapping[str, str] = {
     "initial_seed": "pc.default_generator()",
     "get_rng_state": "pc.default_generator(), whose state can be saved",
     "set_rng_state": "pc.manual_seed(seed), or a pc.Generator with a state",
+    "Tensor": "pc.DistTensor",
+    "device": 'pc.Placement("cpu", ranks)',
     "DataParallel": 'module.place(mesh) with inputs as "S(0)"',
     "CrossMapLRN2d": "pc.nn.functional.local_response_norm(x, size)",
     "NLLLoss2d": "pc.nll_loss(log_probabilities, labels)",

@@ -606,6 +606,13 @@ def _stem(kind: str) -> str:
 
 
 def _dtype_name(dtype: DType | str) -> str:
+    if isinstance(dtype, int):
+        raise UsageError(
+            "the extents of a tensor are one argument here",
+            source=user_line(),
+            got=f"{dtype} in the place of the dtype",
+            expected="pc.zeros((2, 3), placement=placement)",
+        )
     return str(DType.parse(dtype))
 
 

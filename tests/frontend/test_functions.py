@@ -327,6 +327,10 @@ def test_defaults_of_what_is_filled():
     assert [str(each.dtype) for each in made] == [*["float32"] * 3, "int64", "bool"]
     with pytest.raises(UsageError, match=r"a placement is needed here\. Where: op 'zeros'"):
         pc.zeros((2, 3))
+    with pytest.raises(UsageError, match="extents of a tensor are one argument here"):
+        pc.zeros(2, 3, placement=one)
+    labels = pc.tensor(np.array([2, 0]), one)
+    assert pc.nn.functional.one_hot(labels).tolist() == [[0, 0, 1], [1, 0, 0]]
 
 
 def many(x, w):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import plancompiler as pc
+from plancompiler.eager import spawn
 from plancompiler.errors import (
     AttributeValueError,
     PlacementError,
@@ -265,3 +266,25 @@ def test_modules_below_a_module():
     seen = []
     assert model.apply(seen.append) is model
     assert seen == [inner, model[0][1], model[0], inner, model]
+
+
+def test_a_tensor_or_an_array_is_the_initial_value_of_a_parameter():
+    mesh = pc.Placement("cpu", [0, 1])
+    values = np.arange(6.0).reshape(2, 3)
+
+    def program():
+        of_tensor = nn.Parameter(pc.tensor(values, mesh, "S(1)"))
+        of_array = nn.Parameter(values.astype(np.float32), trainable=False).place(mesh)
+        made = [each.value for each in (of_tensor, of_array)]
+        return [(str(each.dtype), each.requires_grad, each.numpy()) for each in made]
+
+    for made in spawn(program, 2):
+        assert [each[:2] for each in made] == [("float64", True), ("float32", False)]
+        for each in made:
+            np.testing.assert_array_equal(each[2], values)
+    with pc.job("value") as job:
+        x = pc.input("x", (2, 3), "float32", mesh)
+        pc.output("y", x)
+        with pytest.raises(UsageError, match="a value of a job is no initial value"):
+            nn.Parameter(x)
+    assert job.outputs

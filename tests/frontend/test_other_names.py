@@ -58,6 +58,8 @@ def test_answers_name_what_exists():
         (lambda: pc.nn.BatchNorm3D, r"did you mean pc\.nn\.BatchNorm"),
         (lambda: pc.nn.functional.sin, r"use pc\.sin"),
         (lambda: pc.linalg.eig, "complex numbers"),
+        (lambda: pc.Tensor, r"use pc\.DistTensor"),
+        (lambda: pc.device, r"use pc\.Placement"),
         (lambda: pc.zzzz, "docs/compatibility.md says"),
         (lambda: pc.nn.Linear(2, 3).weight.copy_, r"a parameter has no 'copy_'.*p\.value\.copy_"),
         (lambda: pc.nn.Linear(2, 3).weight.requires_grad_, r"module\.freeze\(\)"),

@@ -47,18 +47,35 @@ class Parameter:
     one in a safetensors file. A parameter that is `"missing"` gets its value from a checkpoint. The
     `name` is used where no module owns the parameter. A parameter with `trainable` False is left
     alone by optimizers.
+
+    An eager tensor, or an array of floating numbers, in place of the shape is the initial value. A
+    tensor is read for that, which is a collective, and says where the parameter lives.
     """
 
     def __init__(
         self,
-        shape: Sequence[int],
+        shape: Sequence[int] | Array | TensorOperators,
         dtype: DType | str = "float32",
         init: Initial = "zeros",
         init_args: Sequence[float] = (),
         trainable: bool = True,
         name: str = "parameter",
     ) -> None:
-        self.shape = tuple(shape)
+        lives = None
+        if isinstance(shape, Value):
+            raise UsageError(
+                "a value of a job is no initial value of a parameter",
+                source=user_line(),
+                got=f"%{shape.name}",
+                hint="give the parameter a shape, and an array as init=",
+            )
+        given: Any = shape
+        if isinstance(shape, TensorOperators):
+            dtype, init, lives = given.dtype, given.detach().numpy(), given.placement
+            given = given.shape
+        elif isinstance(shape, np.ndarray) and shape.dtype.kind == "f":
+            dtype, init, given = DType.parse(shape.dtype), shape, shape.shape
+        self.shape: tuple[int, ...] = tuple(given)
         if not all(
             isinstance(extent, SupportsIndex) and index(extent) >= 0 for extent in self.shape
         ):
@@ -81,6 +98,8 @@ class Parameter:
         self._demanded: NdSbp | None = None
         self._owner: Module | None = None
         self._eager: tuple[_Names, Any] | None = None
+        if lives is not None:
+            self.place(lives)
 
     def place(self, placement: Placement, sbp: SbpLike | None = None) -> Self:
         """Live on `placement` with this SBP (default: broadcast)."""

@@ -199,6 +199,8 @@ def embedding_bag(
 
 
 @public
-def one_hot(tensor: Tensor, num_classes: int) -> Tensor:
-    """1 at each id and zeros elsewhere: ids [...] as int64 [..., num_classes]."""
+def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    """1 at each id and zeros elsewhere: ids [...] as int64 [..., num_classes]; by default as many
+    classes as the greatest id needs, which is read: a collective, and a TracingError in jobs.
+    """
     return one_hot_of(tensor, num_classes, "int64")
