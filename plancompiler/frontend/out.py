@@ -78,7 +78,7 @@ def _works_along_axis(signature: inspect.Signature) -> bool:
     return (
         first.annotation == "Tensor"
         and any(each.name in ("axis", "axes") for each in others)
-        and signature.return_annotation in ("Tensor", "tuple[Tensor, Tensor]")
+        and signature.return_annotation in ("Tensor", "tuple[Tensor, Tensor]", "Indexed[Tensor]")
     )
 
 
@@ -99,7 +99,10 @@ def _as_vector(
         return value.reshape(()) if value.shape == (1,) else value
 
     made = function(*map(wide, args), **{name: wide(value) for name, value in named.items()})
-    return tuple(map(narrow, made)) if isinstance(made, tuple) else narrow(made)
+    if not isinstance(made, tuple):
+        return narrow(made)
+    kept = map(narrow, made)
+    return type(made)(*kept) if hasattr(made, "_fields") else tuple(kept)
 
 
 def _into(

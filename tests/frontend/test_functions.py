@@ -303,6 +303,14 @@ SPELLINGS = {
     ),
     "the greater of two": (lambda x, cube: pc.max(x, -x), lambda: abs(ROWS)),
     "the lesser of two": (lambda x, cube: x.min(-x), lambda: -abs(ROWS)),
+    "the order of a number": (
+        lambda x, cube: pc.sort(x[0, 0], 0).values + pc.topk(x[0, 0], 1, 0).values,
+        lambda: np.float64(2 * ROWS[0, 0]),
+    ),
+    "the place in a number": (
+        lambda x, cube: pc.cummax(x[0, 0], -1).indices + pc.kthvalue(x[0, 0], 1, 0).indices,
+        lambda: np.int64(0),
+    ),
     "all rows twice": (lambda x, cube: pc.tile(x, 2), lambda: np.tile(ROWS, 2)),
 }
 

@@ -202,6 +202,20 @@ CASES = [
         lambda x, t, n, s: sum(spelling_paths(x[: n[i], i], t[i, : s[i]]) for i in range(3)),
     ),
     (
+        "ctc of lists",
+        lambda x, t: F.ctc_loss(x, t, [4, 3, 2], (2, 1, 0), reduction="sum"),
+        (LOGS, np.array([[1, 1], [2, 0], [0, 0]])),
+        lambda x, t: sum(
+            spelling_paths(x[:n, i], t[i, :s]) for i, (n, s) in enumerate([(4, 2), (3, 1), (2, 0)])
+        ),
+    ),
+    (
+        "one number for all axes",
+        lambda x: F.avg_pool2d(x, [2], stride=(1,)),
+        (IMAGES,),
+        lambda x: (x[..., 1:, 1:] + x[..., 1:, :-1] + x[..., :-1, 1:] + x[..., :-1, :-1]) / 4,
+    ),
+    (
         "true counts more",
         lambda x, t, w: F.binary_cross_entropy_with_logits(x, t, pos_weight=w),
         (X, TARGET, W),

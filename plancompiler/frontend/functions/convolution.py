@@ -42,7 +42,7 @@ Padding = int | str | Sequence[int] | Sequence[Sequence[int]]
 def per_axis(name: str, value: Sizes, ndim: int) -> tuple[int, ...]:
     """One number for each of `ndim` spatial axes; `name` is what an error calls them."""
     given = whole_numbers(name, value)
-    sizes = given if isinstance(value, (list, tuple)) or len(given) != 1 else given * ndim
+    sizes = given * ndim if len(given) == 1 else given
     if len(sizes) != ndim:
         raise AttributeValueError(
             f"{name} needs a number, or one per spatial axis", got=value, expected=f"{ndim} numbers"

@@ -7,6 +7,8 @@ over no label that counts is not a number.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 from plancompiler.errors import AttributeValueError
 from plancompiler.frontend.functions import losses as ours
@@ -17,7 +19,8 @@ from plancompiler.frontend.functions.indexing import take_along_axis
 from plancompiler.frontend.functions.shape import expand
 from plancompiler.frontend.nn.functional.public import public
 from plancompiler.frontend.nn.functional.reduction import check_reduction, reduced
-from plancompiler.ir.operators import filled
+from plancompiler.frontend.trace import constant
+from plancompiler.ir.operators import TensorOperators, filled
 from plancompiler.ops.check import broadcast_shapes
 from plancompiler.ops.gradient import widened
 from plancompiler.ops.registry import apply, apply_one
@@ -120,8 +123,8 @@ def nll_loss(
 def ctc_loss(
     log_probs: Tensor,
     targets: Tensor,
-    input_lengths: Tensor,
-    target_lengths: Tensor,
+    input_lengths: Tensor | Sequence[int],
+    target_lengths: Tensor | Sequence[int],
     blank: int = 0,
     reduction: str = "mean",
     zero_infinity: bool = False,
@@ -130,28 +133,35 @@ def ctc_loss(
     [t, n, classes] (or [t, classes]) against targets: one loss per sequence.
 
     `targets` are [n, s], of each row the first `target_lengths` [n], or all rows one after another
-    without what does not count. Each sequence has its first `input_lengths` [n] steps. The mean
+    without what does not count. Each sequence has its first `input_lengths` [n] steps. Lengths
+    may be lists, the same on all ranks. The mean
     divides each loss by the length of its target. A target that cannot be spelled in time has an
     infinite loss, or with `zero_infinity` none. ExecutionError for labels that are no classes, or
     the blank.
     """
     check_reduction(reduction)
+    steps, sizes = _lengths(log_probs, input_lengths), _lengths(log_probs, target_lengths)
     single = log_probs.ndim == 2
     if single:
         log_probs = log_probs.reshape((log_probs.shape[0], 1, log_probs.shape[1]))
         targets = targets.reshape((1, *targets.shape)) if targets.ndim == 1 else targets
-        input_lengths, target_lengths = input_lengths.reshape((1,)), target_lengths.reshape((1,))
+        steps, sizes = steps.reshape((1,)), sizes.reshape((1,))
     if targets.ndim == 1:
-        targets = _padded_rows(targets, target_lengths)
-    losses: Tensor = apply(
-        "ctc_loss", log_probs, targets, input_lengths, target_lengths, blank=blank
-    )
+        targets = _padded_rows(targets, sizes)
+    losses: Tensor = apply("ctc_loss", log_probs, targets, steps, sizes, blank=blank)
     if zero_infinity:
         losses = apply_one("masked", losses, losses.not_equal(math.inf))
     if reduction == "mean":
-        losses = losses / maximum(like(target_lengths, losses), 1.0)
+        losses = losses / maximum(like(sizes, losses), 1.0)
     loss = reduced(losses, reduction)
     return loss.reshape(()) if single and reduction == "none" else loss
+
+
+def _lengths(beside: Any, given: Any) -> Any:
+    """Lengths as a tensor beside another one."""
+    if isinstance(given, TensorOperators):
+        return given
+    return constant(given, "int64", beside.placement)
 
 
 def _padded_rows(rows: Tensor, sizes: Tensor) -> Tensor:
