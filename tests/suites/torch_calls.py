@@ -175,8 +175,10 @@ def _filled(value):
     return call
 
 
-def _arange(start, stop=None, step=1, dtype="int64", placement=None):
+def _arange(start=0, stop=None, step=1, dtype="int64", placement=None, end=None):
+    stop = end if stop is None else stop
     start, stop = (0, start) if stop is None else (start, stop)
+    start, stop, step = (int(e) if isinstance(e, bool) else e for e in (start, stop, step))
     return pc.arange(start, stop, step, dtype=dtype, placement=placement)
 
 
