@@ -73,10 +73,10 @@ def _stacked(by_time: dict[int, Any], like: Any) -> Any:
 # --- the recurrences and their gradients, as formulas ---------------------------------------------
 
 
-def _lstm(attrs: AttrMap, gates: Any, weight: Any, h: Any, c: Any) -> Iterator[Step]:
+def _lstm(attrs: AttrMap, gates: Any, weight: Any, bias: Any, h: Any, c: Any) -> Iterator[Step]:
     turned = weight.T
     for time in _times(gates.shape[0], attrs):
-        i, f, g, o = _gates(gates[time] + h @ turned, 4)
+        i, f, g, o = _gates(gates[time] + h @ turned + bias, 4)
         i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
         c = f * c + i * g
         h = o * c.tanh()
@@ -200,12 +200,13 @@ def _times_slope(x: Array, level: Array, one: Array) -> None:
 
 def _lstm_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     """`_lstm` in the memory of its outputs."""
-    (gates, weight, h, c), (y, cells, active) = inputs, outputs
+    (gates, weight, bias, h, c), (y, cells, active) = inputs, outputs
     turned, product = _turned(weight, len(gates)), scratch(context, "product", c.shape, c.dtype)
     for time in _times(len(gates), context.attrs):
         row = active[time]
         np.matmul(h, turned, out=row)
         row += gates[time]
+        row += bias
         i, f, g, o = _gates(row, 4)
         _sigmoid(row[:, : 2 * c.shape[1]])
         np.tanh(g, out=g)
@@ -334,6 +335,21 @@ def _rnn_back_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) ->
         np.matmul(passed, weight, out=dh)
 
 
+def _weight_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    """One product for all steps that follow another, and one for the first."""
+    (dgates, h0, y), (dweight,) = inputs, outputs
+    first, following, before = 0, dgates[1:], y[:-1]
+    if context.attrs["reverse"]:
+        first, following, before = -1, dgates[:-1], y[1:]
+    np.matmul(_rows(following).T, _rows(before), out=dweight)
+    if len(dgates):
+        dweight += np.matmul(dgates[first].T, h0)
+
+
+def _rows(x: Array) -> Array:
+    return x.reshape(x.shape[0] * x.shape[1], x.shape[2])
+
+
 # --- the ops --------------------------------------------------------------------------------------
 
 
@@ -387,6 +403,10 @@ def _before(h0: Any, y: Any, attrs: AttrMap) -> Any:
     return apply("concat", *((rest, first) if attrs["reverse"] else (first, rest)), axis=0)
 
 
+def _by_weight(dgates: Any, h0: Any, y: Any, attrs: AttrMap) -> Any:
+    return apply("recurrent_weight_grad", dgates, h0, y, reverse=attrs["reverse"])
+
+
 def _or_zeros(grad: Any, like: Any) -> Any:
     return filled(like) if grad is None else grad
 
@@ -403,24 +423,23 @@ def _unless(side: int, usual: Gradient, formula: Formula) -> Gradient:
 
 
 def _lstm_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    (_, weight, h0, c0), (y, cells, active) = inputs, outputs
+    (_, weight, _, h0, c0), (y, cells, active) = inputs, outputs
     dy, dcells = (_or_zeros(grad, y) for grad in grads[:2])
     dgates, dh0, dc0 = apply("lstm_grad", weight, c0, cells, active, dy, dcells, **attrs)
-    return dgates, apply("contract_leading", dgates, _before(h0, y, attrs)), dh0, dc0
+    return dgates, _by_weight(dgates, h0, y, attrs), dgates.sum((0, 1)), dh0, dc0
 
 
 def _gru_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     (_, weight, _, h0), (y, active, inner) = inputs, outputs
     dy = _or_zeros(grads[0], y)
     dgates, by_state, dh0 = apply("gru_grad", weight, h0, y, active, inner, dy, **attrs)
-    dweight = apply("contract_leading", by_state, _before(h0, y, attrs))
-    return dgates, dweight, by_state.sum((0, 1)), dh0
+    return dgates, _by_weight(by_state, h0, y, attrs), by_state.sum((0, 1)), dh0
 
 
 def _rnn_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     (_, weight, h0), (y,) = inputs, outputs
     dgates, dh0 = apply("rnn_grad", weight, h0, y, grads[0], **attrs)
-    return dgates, apply("contract_leading", dgates, _before(h0, y, attrs)), dh0
+    return dgates, _by_weight(dgates, h0, y, attrs), dh0
 
 
 def _described(operands: str) -> tuple[str, str, str, int]:
@@ -484,7 +503,7 @@ def _register(
 _register(
     "lstm",
     4,
-    (_lstm, _lstm_kernel, "gates:tng weight:gh h0:nh c0:nh -> y:tnh cells:tnh active:tng"),
+    (_lstm, _lstm_kernel, "gates:tng weight:gh bias:g h0:nh c0:nh -> y:tnh cells:tnh active:tng"),
     (
         _lstm_back,
         _lstm_back_kernel,
@@ -492,8 +511,8 @@ _register(
     ),
     _lstm_gradient,
     "A layer of long short-term memory: what the inputs add to the gates [t, n, 4 h], the weight "
-    "of the state [4 h, h], and first states [n, h] -> states and cells of all steps [t, n, h], "
-    "and the gates. With `reverse` time runs backwards.",
+    "of the state [4 h, h], a bias [4 h], and first states [n, h] -> states and cells of all steps "
+    "[t, n, h], and the gates. With `reverse` time runs backwards.",
     plain=2,
 )
 _register(
@@ -521,4 +540,19 @@ _register(
     "the first state [n, h] -> states of all steps [t, n, h], tanh or relu of the sum. With "
     "`reverse` time runs backwards.",
     (Text("nonlinearity", "tanh", ("tanh", "relu")),),
+)
+define_op(
+    "recurrent_weight_grad",
+    infer="dgates F t n g, h0 F n h, y F t n h -> dweight F g h",
+    rule="[t] n g, n h, [t] n h -> g h",
+    attrs=(Bool("reverse", False),),
+    kernel=in_float32(contiguous(_weight_kernel)),
+    gradient=by_formula(
+        lambda attrs, dgates, h0, y: apply("contract_leading", dgates, _before(h0, y, attrs))
+    ),
+    linear=((0,), (1, 2)),
+    flops=lambda inputs, outputs, attrs: 2 * element_count(inputs[0].shape) * inputs[1].shape[-1],
+    precision="low",
+    doc="The gradient of a recurrent layer by the weight of the state: the sum over steps and "
+    "batch of dgates [t, n, g] times the state before the step, h0 [n, h] or one of y [t, n, h].",
 )

@@ -26,12 +26,17 @@ def _recurrent(make: Maker) -> list[Sample]:
 
         attrs = {"reverse": reverse}
         samples += [
-            Sample("lstm", (gates(4), weight(4), real(*state), real(*state)), attrs),
+            Sample(
+                "lstm",
+                (gates(4), weight(4), real(4 * hidden), real(*state), real(*state)),
+                attrs,
+            ),
             Sample(
                 "lstm_grad",
                 (weight(4), real(*state), real(*y), gates(4), real(*y), real(*y)),
                 attrs,
             ),
+            Sample("recurrent_weight_grad", (gates(4), real(*state), real(*y)), attrs),
             Sample("gru", (gates(3), weight(3), real(3 * hidden), real(*state)), attrs),
             Sample(
                 "gru_grad",

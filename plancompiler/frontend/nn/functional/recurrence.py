@@ -60,15 +60,21 @@ def direction(
         gates = linear(x, by_input, bias)
         made: Any = apply("gru", gates, by_state, inner, *states, reverse=reverse)
         return (made[0],)
-    gates = linear(x, by_input, None if bias is None else bias + inner)
+    total = None if bias is None else bias + inner
+    if kind == "rnn":
+        gates = linear(x, by_input, total)
+        return (apply(kind, gates, by_state, *states, reverse=reverse, **attrs),)
+    gates = linear(x, by_input)
+    if total is None:
+        total = filled(by_state, 0.0, by_state.shape[:1])
     if projection is not None:
-        return _projected(gates, by_state, projection, states, reverse)
-    made = apply(kind, gates, by_state, *states, reverse=reverse, **attrs)
-    return (made[0], made[1]) if kind == "lstm" else (made,)
+        return _projected(gates, by_state, total, projection, states, reverse)
+    made = apply(kind, gates, by_state, total, *states, reverse=reverse, **attrs)
+    return (made[0], made[1])
 
 
 def _projected(
-    gates: Any, by_state: Any, projection: Any, states: Sequence[Any], reverse: bool
+    gates: Any, by_state: Any, bias: Any, projection: Any, states: Sequence[Any], reverse: bool
 ) -> tuple[Any, Any]:
     """An LSTM whose state is its output times `projection` [state, hidden] (H. Sak et al., 2014).
 
@@ -83,7 +89,7 @@ def _projected(
     if gates.shape[0]:
         gates = gates + pad(added, (before, 0, 0), (after, 0, 0))
     weight = matmul(by_state, projection)
-    outputs, cells, _ = apply("lstm", gates, weight, filled(cell), cell, reverse=reverse)
+    outputs, cells, _ = apply("lstm", gates, weight, bias, filled(cell), cell, reverse=reverse)
     return linear(outputs, projection), cells
 
 
