@@ -410,7 +410,7 @@ def test_wrong_arguments_of_jobs(call):
         (AttributeValueError, lambda x: pc.cross_entropy(x, x, reduction="average")),
         (TracingError, lambda x: x + np.ones(2)),
         (TracingError, lambda x: pc.maximum(x, "a")),
-        (TracingError, lambda x: pc.where(x > 0, 1.0, 2.0)),
+        (TracingError, lambda x: pc.where(x > 0, 1.0)),
         (TracingError, lambda x: bool(x > 0)),
         (TracingError, lambda x: pc.output("y", 3.0)),
     ],
