@@ -172,6 +172,7 @@ def _search(
     count = FEW_CANDIDATES * len(problem.candidates)
     close = CLOSE if sum(len(each.signatures) for each in problem.candidates) > MANY else 0.0
     refused = 0.0  # margin above the bound within which nothing is legal
+    alone = len(tied.classes) == len(tied.job.ops)  # each op is decided about by itself
     while True:
         most = affordable(ascent, count)
         if best is None and refused:
@@ -181,7 +182,7 @@ def _search(
             most = min(most, more) if more < _bound(ascent, memory_bytes) else np.inf
         if best is not None:
             most = min(most, best[0] - _bound(ascent, memory_bytes))
-        left_out = _bound(ascent, memory_bytes) + most
+        left_out = _bound(ascent, memory_bytes) + most  # what is not looked at costs more
         narrowed = narrowed_problem(ascent, most)
         if (
             best is not None
@@ -199,10 +200,9 @@ def _search(
             if best is None or cost < best[0]:
                 best = cost, places
         bound = _bound(ascent, memory_bytes)
-        # Layouts that were left out cost more than the bound and `most` together.
-        if most == np.inf or (best and best[0] - bound <= max(most, close * best[0])):
+        if most == np.inf or (best and best[0] <= max(left_out, bound + close * best[0])):
             break
-        if best is not None and memory_bytes is not None and count > MANY:
+        if best is not None and memory_bytes is not None and count > MANY and not alone:
             break  # it is memory that leaves a gap, as a class is split as a whole
         count *= 4
     if best is None:
@@ -215,7 +215,7 @@ def _search(
         if kept
     )
     bound = lower_bound(problem, ascent.prices, ascent.memory_price, memory_bytes)
-    if len(tied.classes) == len(tied.job.ops):
+    if alone:
         bound = max(bound, solved)
     bound = min(bound, best[0])  # they are sums of the same numbers in another order
     return LayoutSearch(
