@@ -243,7 +243,7 @@ def _cut(run: Bucket, ready: dict[int, float], machine: Machine) -> Iterator[Buc
 def _by_times(
     members: Sequence[TaskFamily], ready: dict[int, float], machine: Machine
 ) -> list[int]:
-    cost = cost_of(members[0], machine)
+    cost = cost_of(members[0], machine, members[0].outputs[0])
     # Costs are per byte of what a group holds together, which is less where other axes split it.
     share = bytes_of_group(members[0].outputs[0], members[0]) / max(1, _nbytes(members[0]))
     return cut(

@@ -7,7 +7,7 @@ the same SBP together (so that `[P, P] → [B, B]` is one all-reduce). The searc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, pairwise, product
@@ -28,7 +28,7 @@ from plancompiler.ir import (
     Split,
 )
 from plancompiler.ir.halo import Halo
-from plancompiler.ir.shard import element_count
+from plancompiler.ir.shard import element_count, lie_apart
 from plancompiler.ir.task import Primitive, TaskKind
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def boxing_path(
     # equal, however many mesh axes cut them.
     even = tuple(extent % element_count(hierarchy) == 0 for extent in shape)
     nbytes = element_count(shape) * dtype.itemsize
-    mesh = _Mesh(hierarchy, even, links or uniform_links(generic_machine()))
+    mesh = _Mesh(hierarchy, even, apart_axes(shape), links or uniform_links(generic_machine()))
     path = _direct_path(mesh, before, after)
     if path is None:
         partials = {entry for sbp in (before, after) for entry in sbp if isinstance(entry, Partial)}
@@ -117,6 +117,8 @@ class _Mesh:
     hierarchy: tuple[int, ...]
     even: tuple[bool, ...]
     """Per tensor axis, whether all pieces are equal."""
+    apart: tuple[bool, ...]
+    """Per tensor axis, whether the parts of a piece along it lie apart in memory."""
     links: MeshLinks
 
     def step(self, before: NdSbp, mesh_axes: tuple[int, ...], target: Sbp) -> BoxingStep | None:
@@ -169,7 +171,10 @@ class _Mesh:
                 if axis not in mesh_axes and isinstance(before[axis], (Split, Halo))
             ]
         )
-        cost = row.cost(devices, self.links.along(mesh_axes))
+        sent, received = (
+            isinstance(sbp, Split) and self.apart[sbp.axis] for sbp in (target, entry)
+        )
+        cost = row.cost(devices, self.links.along(mesh_axes), sent, received)
         partial = entry if isinstance(entry, Partial) else target
         return BoxingStep(
             primitive=row.primitive,
@@ -182,6 +187,11 @@ class _Mesh:
             dst_axis=target.axis if isinstance(target, Split) else -1,
             cost=Cost(cost.start, cost.per_byte / pieces, cost.share / pieces),
         )
+
+
+def apart_axes(shape: Sequence[int]) -> tuple[bool, ...]:
+    """Per tensor axis, whether the parts of a tensor along it lie apart in memory."""
+    return tuple(lie_apart(shape, axis) for axis in range(len(shape)))
 
 
 def _inner_partials(layout: NdSbp, mesh_axes: tuple[int, ...], partial: Partial) -> list[int]:
@@ -261,11 +271,14 @@ def _state_graph(mesh: _Mesh, partials: tuple[Partial, ...]) -> nx.DiGraph[NdSbp
 def layout_steps(
     hierarchy: tuple[int, ...],
     even: tuple[bool, ...],
+    apart: tuple[bool, ...],
     partials: tuple[Partial, ...],
     links: MeshLinks,
 ) -> list[BoxingStep]:
-    """All legal steps between layouts of a tensor with as many axes as `even` says."""
-    graph = _state_graph(_Mesh(hierarchy, even, links), partials)
+    """All legal steps between layouts of a tensor with as many axes as `even` says; `apart` as
+    `apart_axes` has it.
+    """
+    graph = _state_graph(_Mesh(hierarchy, even, apart, links), partials)
     steps: list[BoxingStep] = [edge["step"] for _, _, edge in graph.edges(data=True)]
     return steps
 

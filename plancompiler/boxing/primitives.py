@@ -23,9 +23,11 @@ class PrimitiveRow:
     primitive: Primitive
     kind: TaskKind
 
-    def cost(self, devices: int, link: LinkCost) -> Cost:
-        """What it costs among so many devices that these links join."""
-        return primitive_cost(self.primitive, devices, link)
+    def cost(
+        self, devices: int, link: LinkCost, sent_apart: bool = False, received_apart: bool = False
+    ) -> Cost:
+        """What it costs among so many devices that these links join; see `primitive_cost`."""
+        return primitive_cost(self.primitive, devices, link, sent_apart, received_apart)
 
 
 TABLE: tuple[PrimitiveRow, ...] = (

@@ -10,7 +10,7 @@ from plancompiler.boxing.primitives import primitive_between
 from plancompiler.costs import Cost, Machine, generic_machine, links_of
 from plancompiler.ir import Split
 from plancompiler.ir.halo import Halo
-from plancompiler.ir.shard import element_count
+from plancompiler.ir.shard import element_count, lie_apart
 from plancompiler.ir.task import Primitive, TaskKind
 
 
@@ -73,11 +73,13 @@ def _cost(family: TaskFamily, times: int, machine: Machine) -> TransferCost:
     else:
         devices = devices_of(family)
         # A fused reduction is one call for several values, which are split as they please.
-        nbytes = sum(bytes_of_group(each, family) for each in family.outputs)
-        cost = cost_of(family, machine)
+        costs = [
+            (cost_of(family, machine, each), bytes_of_group(each, family))
+            for each in family.outputs
+        ]
         crosses = family.kind is TaskKind.COLLECTIVE_BOXING
-        moved = round(cost.share * nbytes) if crosses else 0
-        seconds = cost.seconds(nbytes)
+        moved = round(sum(cost.share * nbytes for cost, nbytes in costs)) if crosses else 0
+        seconds = costs[0][0].start + sum(cost.per_byte * nbytes for cost, nbytes in costs)
     return TransferCost(
         family=family.number,
         name=family.name.rsplit(":", 1)[0],
@@ -97,16 +99,21 @@ def devices_of(family: TaskFamily) -> int:
     return element_count([family.placement.hierarchy[axis] for axis in family.transfer.mesh_axes])
 
 
-def cost_of(family: TaskFamily, machine: Machine) -> Cost:
-    """The cost of a change along mesh axes, per byte of `bytes_of_group`."""
+def cost_of(family: TaskFamily, machine: Machine, layout: TensorLayout) -> Cost:
+    """The cost of a change along mesh axes to one of the family's layouts, per byte of
+    `bytes_of_group`.
+    """
     transfer = family.transfer
     assert transfer is not None
     assert transfer.src_sbp is not None
     axis = transfer.mesh_axes[0]
-    row = primitive_between(transfer.src_sbp[axis], family.outputs[-1].sbp[axis])
+    row = primitive_between(transfer.src_sbp[axis], layout.sbp[axis])
     assert row is not None
     return row.cost(
-        devices_of(family), links_of(machine, family.placement).along(transfer.mesh_axes)
+        devices_of(family),
+        links_of(machine, family.placement).along(transfer.mesh_axes),
+        lie_apart(layout.shape, transfer.dst_axis),
+        lie_apart(layout.shape, transfer.src_axis),
     )
 
 

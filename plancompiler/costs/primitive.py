@@ -1,14 +1,16 @@
 """What layout changes cost: the α–β model of Thakur, Rabenseifner and Gropp (2005).
 
 A message costs α, a byte β, and n devices need about log2(n) rounds; starting a task costs one more
-α, so that one collective over two mesh axes beats two. A byte copied in local memory costs γ.
+α, so that one collective over two mesh axes beats two. A byte copied in local memory costs γ: parts
+that lie apart in a device's memory, as those along an inner axis do, are packed to be sent, and put
+in their places where they come.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from plancompiler.costs.links import LinkCost
 from plancompiler.ir.task import Primitive
@@ -52,11 +54,29 @@ _COSTS: dict[Primitive, Callable[[int, LinkCost], Cost]] = {
     Primitive.SLICE: lambda n, link: Cost(0.0, link.per_copied_byte / n),
     Primitive.PARTIALISE: lambda n, link: Cost(0.0, link.per_copied_byte),
 }
+_COPIED: dict[Primitive, Callable[[int], float]] = {
+    Primitive.REDUCE_SCATTER: lambda n: 1.0,
+    Primitive.ALL_GATHER: lambda n: 1.0,
+    Primitive.ALL_TO_ALL: lambda n: 1 / n,
+}
+"""Bytes that a device packs, or unpacks, per byte of the value."""
 
 
-def primitive_cost(primitive: Primitive, devices: int, link: LinkCost) -> Cost:
-    """The cost of a layout change among so many devices, which these links join."""
-    return _COSTS[primitive](devices, link)
+def primitive_cost(
+    primitive: Primitive,
+    devices: int,
+    link: LinkCost,
+    sent_apart: bool = False,
+    received_apart: bool = False,
+) -> Cost:
+    """The cost of a layout change among so many devices, which these links join: whether the parts
+    that a device sends to others, and those that it receives, lie apart in its memory.
+    """
+    cost = _COSTS[primitive](devices, link)
+    if not (sent_apart or received_apart) or primitive not in _COPIED:
+        return cost
+    copied = (sent_apart + received_apart) * _COPIED[primitive](devices)
+    return replace(cost, per_byte=cost.per_byte + copied * link.per_copied_byte)
 
 
 def boxes_seconds(boxes: int, nbytes: float, link: LinkCost, at_once: bool = False) -> float:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from plancompiler.frontend import functions as f
+from plancompiler.frontend import methods as _methods  # noqa: F401  # tensors get theirs
 from plancompiler.frontend import nn
 from plancompiler.frontend.data import Arrays, TokenFile
 from plancompiler.frontend.optim import SGD, AdamW, cosine

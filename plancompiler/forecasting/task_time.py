@@ -11,7 +11,7 @@ from plancompiler.costs.op_time import FREE_OPS
 from plancompiler.costs.primitive import boxes_seconds
 from plancompiler.forecasting.traffic import passed_bytes, whole_bytes
 from plancompiler.ir import DType, TensorType
-from plancompiler.ir.shard import element_count, region_shape
+from plancompiler.ir.shard import element_count, lie_apart, region_shape
 from plancompiler.ir.task import TaskKind, unpack_id
 from plancompiler.ops.registry import flops_of, op_def, pointwise_of
 from plancompiler.ops.ring import Round
@@ -175,7 +175,8 @@ class TaskTimes:
             members = len(plan.communicators[spec.communicator].ranks)
             tasks, flops = self._touched_of(plan).apart[task.id]
             sizes = Sizes(tasks, members, flops, whole_bytes(plan, task, spec), 0.0)
-            return Place(str(spec.primitive), "", "", sizes)
+            form = "apart" if any(_parts_apart(plan, task, spec)) else ""
+            return Place(str(spec.primitive), "", form, sizes)
         if isinstance(spec, CopySpec):
             remote = plan.remote_register_by_id[task.inputs[0]]
             nbytes = element_count(region_shape(spec.region)) * remote.dtype.itemsize
@@ -287,7 +288,8 @@ class TaskTimes:
 
     def _collective(self, plan: Plan, task: Task, spec: CollectiveSpec) -> float:
         ranks = plan.communicators[spec.communicator].ranks
-        cost = primitive_cost(spec.primitive, len(ranks), link_between(self.machine, ranks))
+        link = link_between(self.machine, ranks)
+        cost = primitive_cost(spec.primitive, len(ranks), link, *_parts_apart(plan, task, spec))
         return cost.seconds(whole_bytes(plan, task, spec))
 
     def _slice(self, plan: Plan, task: Task, spec: SliceSpec) -> float:
@@ -297,6 +299,15 @@ class TaskTimes:
         device = self.machine.device
         nbytes = element_count(made.shape) * made.dtype.itemsize
         return device.launch_seconds + nbytes / device.copy_bytes_per_second
+
+
+def _parts_apart(plan: Plan, task: Task, spec: CollectiveSpec) -> tuple[bool, bool]:
+    """Whether what a member of a collective sends lies apart in its memory, and what it receives.
+
+    All values of one collective are cut and joined along the same axis.
+    """
+    given, made = (plan.register_by_id[each[-1]].shape for each in (task.inputs, task.outputs))
+    return lie_apart(given, spec.dst_axis), lie_apart(made, spec.src_axis)
 
 
 def _form(spec: ComputeSpec) -> str:

@@ -134,6 +134,13 @@ def region_index(region: Region) -> tuple[slice | EllipsisType, ...]:
     return tuple(slice(start, stop) for start, stop in region) or (...,)
 
 
+def lie_apart(shape: Sequence[int], axis: int) -> bool:
+    """Whether the parts of a tensor along an axis are scattered in memory, as those along inner axes
+    are; never of axis -1, which stands for none.
+    """
+    return element_count(shape[: max(axis, 0)]) > 1
+
+
 def element_count(shape: Sequence[int]) -> int:
     """Number of elements of a tensor of this shape."""
     count = 1

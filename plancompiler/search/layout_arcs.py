@@ -12,7 +12,7 @@ import numpy as np
 
 from plancompiler.boxing.exchange import halo_seconds
 from plancompiler.boxing.fuse import FUSED
-from plancompiler.boxing.planner import layout_steps
+from plancompiler.boxing.planner import apart_axes, layout_steps
 from plancompiler.costs import MeshLinks
 from plancompiler.ir import BROADCAST, DType, NdSbp, Partial
 from plancompiler.ir.halo import Halo
@@ -57,7 +57,9 @@ def layout_arcs(
     """
     nbytes = element_count(shape) * dtype.itemsize
     even = tuple(extent % element_count(hierarchy) == 0 for extent in shape)
-    number_of, tails, heads, start, per_byte = _steps(hierarchy, even, partials, links, together)
+    number_of, tails, heads, start, per_byte = _steps(
+        hierarchy, even, apart_axes(shape), partials, links, together
+    )
     seconds = start + per_byte * nbytes
     if not halos:
         return LayoutArcs(number_of, tails, heads, seconds)
@@ -84,11 +86,12 @@ def layout_arcs(
 def _steps(
     hierarchy: tuple[int, ...],
     even: tuple[bool, ...],
+    apart: tuple[bool, ...],
     partials: tuple[Partial, ...],
     links: MeshLinks,
     together: bool,
 ) -> tuple[Mapping[NdSbp, int], np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    steps = layout_steps(hierarchy, even, partials, links)
+    steps = layout_steps(hierarchy, even, apart, partials, links)
     # Each step is a task of its own, also where it copies next to nothing.
     task = links.machine.host.task_seconds
     number_of: dict[NdSbp, int] = {}
