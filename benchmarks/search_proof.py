@@ -24,13 +24,10 @@ from itertools import count
 
 import numpy as np
 
-import plancompiler as pc
-from benchmarks.search import MODELS
-from plancompiler.frontend.open_layouts import with_config
+from benchmarks.search import MODELS, open_job
 from plancompiler.passes import run_passes
 from plancompiler.search.layout_search import search_layouts
 from plancompiler.search.linear_program import layout_problem
-from plancompiler.search.mesh_shapes import with_mesh
 from plancompiler.search.tied_ops import tie_ops
 from tests.search.least_cost import combinations_of, least_by_elimination, least_of_all
 from tests.search.many_layouts import neighbours, random_choices, seconds_of_many
@@ -86,8 +83,7 @@ def compare_model(
     name: str, mesh: tuple[int, ...], machine: str, layouts: int
 ) -> dict[str, object]:
     """Random layouts of a model beside the bound."""
-    config = pc.Config(layout="auto", machine=machine)
-    job, _ = run_passes(with_mesh(with_config(MODELS[name](mesh, False), config), mesh))
+    job, _ = run_passes(open_job(name, mesh, machine))
     result = search_layouts(job)
     problem = layout_problem(tie_ops(job, 2), with_dominated=True)
     rng = np.random.default_rng(19)

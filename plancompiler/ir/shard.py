@@ -135,8 +135,8 @@ def region_index(region: Region) -> tuple[slice | EllipsisType, ...]:
 
 
 def lie_apart(shape: Sequence[int], axis: int) -> bool:
-    """Whether the parts of a tensor along an axis are scattered in memory, as those along inner axes
-    are; never of axis -1, which stands for none.
+    """Whether the parts of a tensor along an axis are scattered in memory, as along inner axes they
+    are; never along axis -1, which stands for none.
     """
     return element_count(shape[: max(axis, 0)]) > 1
 

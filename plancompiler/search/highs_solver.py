@@ -29,17 +29,16 @@ OPTIONS: dict[str, bool | int | float | str] = {
 class Solution:
     """The columns of a least solution."""
 
-    columns: np.ndarray
+    columns: np.ndarray | None
+    """None where none is known."""
     bound: float
-    """No solution costs less, by the solver's word."""
-    memory_price: float
+    """No solution costs less, by the solver's word; infinite where there is none."""
+    memory_price: float = 0.0
     """What the linear program would save by as much memory again as there is, in seconds."""
 
 
-def solve(program: LinearProgram) -> Solution | None:
-    """The least solution: of the linear program, and where that is not whole, of the mixed one;
-    None where there is none.
-    """
+def solve(program: LinearProgram) -> Solution:
+    """The least solution: of the linear program, and where that is not whole, of the mixed one."""
     highspy = _highspy()
     # The class below `Highs`, which would print a banner and start threads for callbacks.
     solver = highspy.Highs.__mro__[1]()
@@ -50,8 +49,10 @@ def solve(program: LinearProgram) -> Solution | None:
     model = _model(highspy, program, scale)
     solver.passModel(model)
     solver.run()
-    if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
-        return None
+    status = solver.getModelStatus()
+    if status != highspy.HighsModelStatus.kOptimal:
+        infeasible = status == highspy.HighsModelStatus.kInfeasible
+        return Solution(None, np.inf if infeasible else -np.inf)
     columns = np.array(solver.getSolution().col_value)
     memory_price = 0.0
     if program.memory_row is not None:
@@ -64,9 +65,11 @@ def solve(program: LinearProgram) -> Solution | None:
     model.integrality_ = [kinds.kInteger] * program.choices + [kinds.kContinuous] * flows
     solver.passModel(model)
     solver.run()
-    if solver.getInfo().primal_solution_status != FEASIBLE:
-        return None
     bound = solver.getInfo().mip_dual_bound / scale
+    if solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
+        bound = np.inf
+    if solver.getInfo().primal_solution_status != FEASIBLE:
+        return Solution(None, bound)
     return Solution(np.array(solver.getSolution().col_value), bound, memory_price)
 
 

@@ -38,7 +38,9 @@ MANY = 1000
 """Candidates up to which the best layouts are searched for, whatever the gap."""
 MOST_COLUMNS = 60_000
 """Of a linear program that is solved although the gap is good enough."""
-PRICES = 40
+MOST_LIMITED = 20_000
+"""Of one with a limit of memory, which takes minutes beyond that, once layouts are known."""
+PRICES = 24
 """Of memory that are tried, at most."""
 FEW_OPS = 300
 """Ops up to which the search goes on until the gap is `CLOSE`: that takes next to no time."""
@@ -161,7 +163,7 @@ def _search(
     tied = problem.tied
     if not all(each.signatures for each in problem.candidates):
         return None
-    if memory_bytes is not None and _least_bytes(problem) > memory_bytes:
+    if memory_bytes is not None and least_bytes(problem) > memory_bytes:
         return None
     ascent = PriceAscent(problem)
     ascent.climb()
@@ -170,7 +172,10 @@ def _search(
     best: tuple[float, list[int]] | None = None
     solved = 0.0  # what the solver knows of layouts that classes have in common
     count = FEW_CANDIDATES * len(problem.candidates)
-    close = CLOSE if sum(len(each.signatures) for each in problem.candidates) > MANY else 0.0
+    many = sum(len(each.signatures) for each in problem.candidates) > MANY
+    close = CLOSE if many else 0.0
+    # With a limit the program is hard to solve: what is nearly as good is not looked for.
+    enough = 0.9 * GAP if many and memory_bytes is not None else 0.0
     refused = 0.0  # margin above the bound within which nothing is legal
     alone = len(tied.classes) == len(tied.job.ops)  # each op is decided about by itself
     while True:
@@ -181,26 +186,28 @@ def _search(
             more = max(4 * refused, CLOSE * _bound(ascent, memory_bytes))
             most = min(most, more) if more < _bound(ascent, memory_bytes) else np.inf
         if best is not None:
-            most = min(most, best[0] - _bound(ascent, memory_bytes))
+            most = min(most, max(0.0, (1 - enough) * best[0] - _bound(ascent, memory_bytes)))
         left_out = _bound(ascent, memory_bytes) + most  # what is not looked at costs more
         narrowed = narrowed_problem(ascent, most)
-        if (
-            best is not None
-            and best[0] - _bound(ascent, memory_bytes) <= GAP * best[0]
-            and column_count(narrowed) > MOST_COLUMNS
-        ):
-            break
-        least = _least(ascent, narrowed, memory_bytes)
-        if least is None:
+        if best is not None:
+            near = best[0] - _bound(ascent, memory_bytes) <= GAP * best[0]
+            limited = memory_bytes is not None
+            if column_count(narrowed) > (
+                MOST_LIMITED if limited else MOST_COLUMNS if near else np.inf
+            ):
+                break
+        places, bound = _least(ascent, narrowed, memory_bytes)
+        solved = max(solved, min(left_out, bound))
+        if places is None:
             refused = max(refused, most)
         else:
-            places, bound = least
-            solved = max(solved, min(left_out, bound))
             cost = _tied_seconds(problem, places)
             if best is None or cost < best[0]:
                 best = cost, places
         bound = _bound(ascent, memory_bytes)
-        if most == np.inf or (best and best[0] <= max(left_out, bound + close * best[0])):
+        if most == np.inf or (
+            best and (1 - enough) * best[0] <= max(left_out, solved, bound + close * best[0])
+        ):
             break
         if best is not None and memory_bytes is not None and count > MANY and not alone:
             break  # it is memory that leaves a gap, as a class is split as a whole
@@ -233,17 +240,20 @@ def _search(
 
 def _least(
     ascent: PriceAscent, problem: LayoutProblem, memory_bytes: float | None
-) -> tuple[list[int], float] | None:
-    """The candidates, by class, of the best layouts in a narrowed problem, and what they cost at
-    least; None where there are none.
+) -> tuple[list[int] | None, float]:
+    """The candidates, by class, of the best layouts in a narrowed problem, None where none are
+    known; and what any cost at least.
     """
     program = linear_program(problem, memory_bytes)
     solution = solve(program)
-    if solution is None:
-        return None
+    if solution.columns is None:
+        return None, solution.bound
     if memory_bytes is not None:
-        ascent.set_memory_price(solution.memory_price / memory_bytes)
-        ascent.climb()
+        # Among few candidates memory may be no matter, though it is among all.
+        before, price = _bound(ascent, memory_bytes), ascent.memory_price
+        _set_price(ascent, solution.memory_price / memory_bytes)
+        if _bound(ascent, memory_bytes) < before:
+            _set_price(ascent, price)
     places = []
     for first, candidates, each in zip(
         program.first_choice, problem.candidates, ascent.problem.candidates, strict=True
@@ -251,6 +261,11 @@ def _least(
         chosen = int(np.argmax(solution.columns[first : first + len(candidates.signatures)]))
         places.append(each.signatures.index(candidates.signatures[chosen]))
     return places, solution.bound
+
+
+def _set_price(ascent: PriceAscent, price: float) -> None:
+    ascent.set_memory_price(price)
+    ascent.climb()
 
 
 def _signatures(problem: LayoutProblem, places: Sequence[int]) -> tuple[NdSignature, ...]:
@@ -264,7 +279,7 @@ def _bound(ascent: PriceAscent, memory_bytes: float | None) -> float:
     return ascent.bound() - (0.0 if memory_bytes is None else ascent.memory_price * memory_bytes)
 
 
-def _least_bytes(problem: LayoutProblem) -> float:
+def least_bytes(problem: LayoutProblem) -> float:
     """What a device must hold at least."""
     return sum(
         float(each.held_bytes.min()) * len(members)
@@ -276,21 +291,50 @@ def _least_bytes(problem: LayoutProblem) -> float:
 
 
 def _price_memory(ascent: PriceAscent, memory_bytes: float) -> None:
-    """About the least price of memory at which the cheapest choices fit."""
-    if ascent.held_bytes() <= memory_bytes:
+    """About the price of memory that proves most.
+
+    The bound is concave in it, and what the cheapest choices hold says how it goes on to both
+    sides: where the lines of a price too low and one too high meet is the next one to try (J.
+    Kelley, 1960). There the choices of both sides cost the same, so that few of those that are
+    little dearer are needed to hold as much as there is.
+    """
+    low = _Tried(0.0, _bound(ascent, memory_bytes), ascent.held_bytes() - memory_bytes)
+    if low.slope <= 0:
         return
-    low, high, price = 0.0, np.inf, 1e-6 * ascent.bound() / memory_bytes
+    high: _Tried | None = None
+    price = 1e-6 * ascent.bound() / memory_bytes
     for _ in range(PRICES):
         ascent.set_memory_price(price)
-        ascent.climb(PATIENCE // 2)
-        if ascent.held_bytes() <= memory_bytes:
-            high = price
+        ascent.climb(PATIENCE)
+        tried = _Tried(price, _bound(ascent, memory_bytes), ascent.held_bytes() - memory_bytes)
+        if tried.slope > 0:
+            low = tried
         else:
-            low = price
-        if not low or high <= 1.5 * low:
+            high = tried
+        if high is None:
+            price *= 4
+            continue
+        if high.price - low.price < 0.01 * high.price:
             break
-        price = 4 * low if high == np.inf else float(np.sqrt(low * high))
-    ascent.climb()
+        price = (low.price + high.price) / 2
+        if low.slope > high.slope:
+            met = high.bound - low.bound + low.slope * low.price - high.slope * high.price
+            met /= low.slope - high.slope
+            # Prices of layouts that have not settled may say that it is outside.
+            if low.price < met < high.price:
+                price = met
+    best = low if high is None or low.bound > high.bound else high
+    _set_price(ascent, best.price)
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """A price of memory."""
+
+    price: float
+    bound: float
+    slope: float
+    """Of the bound, by the price: what the choices hold beyond the limit."""
 
 
 def _tied_seconds(problem: LayoutProblem, places: Sequence[int]) -> float:

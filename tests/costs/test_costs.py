@@ -76,6 +76,20 @@ def test_a_collective_moves_its_share(primitive: Primitive, share: float) -> Non
     assert slower.per_byte >= cost.per_byte
 
 
+@pytest.mark.parametrize(
+    ("primitive", "copied"),
+    [(Primitive.REDUCE_SCATTER, 1.0), (Primitive.ALL_GATHER, 1.0), (Primitive.ALL_TO_ALL, 1 / 8)],
+)
+def test_parts_that_lie_apart_are_copied(primitive: Primitive, copied: float) -> None:
+    link = link_between(A100, range(8))
+    together = primitive_cost(primitive, 8, link)
+    apart = primitive_cost(primitive, 8, link, sent_apart=True)
+    assert apart.per_byte - together.per_byte == pytest.approx(copied * link.per_copied_byte)
+    assert (apart.start, apart.share) == (together.start, together.share)
+    both = primitive_cost(primitive, 8, link, True, True)
+    assert both.per_byte - apart.per_byte == pytest.approx(copied * link.per_copied_byte)
+
+
 def test_a_kernel_takes_its_arithmetic_or_its_memory() -> None:
     device = A100.device
     flops = op_seconds(A100, 1e15, 1, DType.FLOAT16)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -64,6 +66,20 @@ def test_what_is_measured_is_read_back_and_used(tmp_path: Path) -> None:
     assert known[THREADS].step_seconds > machine.host.step_seconds
     assert known[PROCESSES].traffic_bytes == known[THREADS].traffic_bytes
     assert len(known[THREADS].measured) == len(machine.measured)
+
+
+def test_calibration_traces_its_jobs_without_the_public_names(tmp_path: Path) -> None:
+    """As `plancompiler calibrate` does, which imports none of them."""
+    program = (
+        "import pathlib, sys\n"
+        "from plancompiler.forecasting.calibration_jobs import calibration_jobs, write_data\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "write_data(folder)\n"
+        "print(len(list(calibration_jobs(folder, 1, 1))))\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "3", done.stderr
 
 
 # --- what timelines show --------------------------------------------------------------------------

@@ -244,6 +244,30 @@ def test_memory_is_kept_to_by_splitting_what_is_held():
         searched(mlp((4,)), 1000.0)
 
 
+def test_limits_leave_small_jobs_no_gap():
+    """Prices change with that of memory, and with them what was left out."""
+    job = mlp((4,), replace(AUTO, machine="h100-sxm"), 512)
+    limit = 0.6 * _held(searched(job))
+    assert searched(job, limit).gap <= 1e-3
+
+
+def test_parts_along_inner_axes_cost_what_packing_them_takes():
+    """Parts along an inner axis are packed to be sent, and put in their places where they come."""
+    links = links_of(machine_of("h100-sxm"), pc.Placement("cpu", [0, 1]))
+    arcs = layout_arcs((64, 64), pc.DType.FLOAT32, (2,), (PARTIAL_SUM,), (), False, links)
+    seconds = {
+        (before, after): cost
+        for before, after, cost in zip(arcs.tails, arcs.heads, arcs.seconds, strict=True)
+    }
+    whole, outer, inner, partial = (
+        arcs.number_of[pc.NdSbp.of(each)] for each in ("B", "S(0)", "S(1)", "P")
+    )
+    packing = 64 * 64 * 4 * links.along((0,)).per_copied_byte
+    for step, apart in (((partial, outer), (partial, inner)), ((outer, whole), (inner, whole))):
+        assert seconds[apart] - seconds[step] == pytest.approx(packing)
+    assert seconds[inner, outer] == pytest.approx(seconds[outer, inner])
+
+
 def _held(result: LayoutSearch) -> float:
     problem = whole_problem(result.job)
     places = zip(problem.candidates, problem.kept, result.signatures, strict=True)
