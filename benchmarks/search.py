@@ -39,7 +39,7 @@ from plancompiler.errors import PlanCompilerError
 from plancompiler.frontend.open_layouts import with_config
 from plancompiler.ir import NdSbp
 from plancompiler.lower.collector import collector_paused
-from plancompiler.passes import run_passes
+from plancompiler.passes import config_of, run_passes
 from plancompiler.search.layout_file import is_placed, name_of, with_layouts
 from plancompiler.search.layout_search import (
     LayoutSearch,
@@ -152,7 +152,7 @@ def by_hand(name: str, job: pc.Job) -> dict[str, float]:
             else:
                 layout[:rows] = ["S(0)"] * rows
             placed[name_of(op)] = NdSbp.of(layout)
-        config = replace(job.config, layout="given", **settings)
+        config = replace(config_of(job), layout="given", **settings)
         try:
             passed, _ = run_passes(replace(with_layouts(job, placed), config=config))
         except PlanCompilerError:

@@ -25,8 +25,8 @@ from plancompiler.errors import UsageError
 from plancompiler.forecasting.job_forecast import Forecast
 from plancompiler.forecasting.plan_search import Plan, search_plans
 from plancompiler.ir.whole_file import named_file, naming_output
-from plancompiler.passes import Config
-from plancompiler.search.explanation import Explanation, explain_layout
+from plancompiler.passes import Config, run_passes
+from plancompiler.search.explanation import Explanation, explain_layout, tensor_of
 from plancompiler.search.layout_search import LayoutSearch, search_layouts
 from plancompiler.search.mesh_search import collectives_per_block
 
@@ -116,6 +116,8 @@ def search_command(
             expected=f"{size}, or a job whose function takes `ranks`",
         )
     machine_of_job(job).check_devices(size)
+    if name is not None:
+        tensor_of(run_passes(job)[0], name)  # a search may take long
     plans = search_plans(job, memory, top, print_note, seconds)
     best = plans[0]
     proven = best.search

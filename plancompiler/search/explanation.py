@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plancompiler.errors import UsageError
-from plancompiler.ir import NdSbp, Op
+from plancompiler.ir import Job, NdSbp, Op
 from plancompiler.search.layout_file import name_of
 from plancompiler.search.layout_search import LayoutSearch, search_layouts
 
@@ -64,7 +64,7 @@ def explain_layout(
     no limit of memory.
     """
     limit = None if result.split_parameters else memory_bytes
-    op, value = _value_of(result, name)
+    op, value = tensor_of(result.job, name)
     layout = result.layouts()[value]
     tied = result.times.get(value, 1)
     if op.sbp is not None:
@@ -102,12 +102,13 @@ def explain_layout(
     )
 
 
-def _value_of(result: LayoutSearch, name: str) -> tuple[Op, str]:
-    for op in result.job.ops:
+def tensor_of(job: Job, name: str) -> tuple[Op, str]:
+    """The op that makes a tensor, and the value, by either name. UsageError where there is none."""
+    for op in job.ops:
         for value in op.outputs:
             if name in (value.name, name_of(op)) or name == f"%{value.name}":
                 return op, value.name
-    known = [name_of(op) for op in result.job.ops if op.kind in ("input", "variable")]
+    known = [name_of(op) for op in job.ops if op.kind in ("input", "variable")]
     raise UsageError(
         "the job has no tensor of this name",
         got=repr(name),

@@ -8,6 +8,7 @@ import json
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,13 @@ def with_layout_file(job: Job, path: Path, given: Collection[str] = ()) -> Job:
             got=f"stages={stages!r} chunks={chunks!r}",
             expected="whole numbers of at least 1",
         )
-    names = tuple(map(str, axes)) if isinstance(axes, list) else None
+    if axes is not None and not (isinstance(axes, list) and len(axes) == len(mesh)):
+        raise UsageError(
+            f"{path} does not name each axis of its mesh",
+            got=f"axes = {axes!r} for mesh = {mesh}",
+            expected=f"a list of {len(mesh)} names, or no axes",
+        )
+    names = None if axes is None else tuple(map(str, axes))
     try:
         kept = {name: value for name, value in settings.items() if name not in given}
         type(job.config).of(kept)
@@ -125,10 +132,14 @@ def with_layout_file(job: Job, path: Path, given: Collection[str] = ()) -> Job:
             ops.setdefault(name_of(op), []).append(op)
     unknown = sorted(layouts.keys() - ops.keys())
     if unknown:
+        # A file of which the job knows nothing is another model's; else names are misspelt.
+        near = [get_close_matches(name, ops, 3) for name in unknown] if layouts.keys() & ops else []
+        expected = sorted({name for each in near for name in each}) or sorted(ops)
         raise UsageError(
-            f"{path} is of another model: the job has no input or parameter of these names",
+            f"{path} {'names what is not there' if near else 'is of another model'}: "
+            "the job has no input or parameter of these names",
             got=", ".join(unknown[:8]) + (f" and {len(unknown) - 8} more" if unknown[8:] else ""),
-            expected=", ".join(sorted(ops)[:8]) + (", …" if ops.keys() - sorted(ops)[:8] else ""),
+            expected=", ".join(expected[:8]) + (", …" if expected[8:] else ""),
         )
     placed: dict[str, NdSbp] = {}
     for name, entries in layouts.items():
@@ -144,7 +155,16 @@ def with_layout_file(job: Job, path: Path, given: Collection[str] = ()) -> Job:
                     expected="B or S(i): what is read is whole, or split",
                 )
             placed[name] = layout
-    return with_layouts(job, placed)
+    pinned = with_layouts(job, placed)
+    for op in pinned.ops:
+        layout = placed.get(name_of(op)) if is_placed(op) else None
+        if layout is not None and op.sbp is not None and layout != op.sbp:
+            raise UsageError(
+                f"{path} demands two layouts: a state lies as the parameter that it is for",
+                got=f"{name_of(op)} in {layout}, its parameter in {op.sbp}",
+                hint=f"take the line of {name_of(op)} out",
+            )
+    return pinned
 
 
 def with_layouts(job: Job, layouts: Mapping[str, NdSbp]) -> Job:
