@@ -157,11 +157,11 @@ def with_layout_file(job: Job, path: Path, given: Collection[str] = ()) -> Job:
             placed[name] = layout
     pinned = with_layouts(job, placed)
     for op in pinned.ops:
-        layout = placed.get(name_of(op)) if is_placed(op) else None
-        if layout is not None and op.sbp is not None and layout != op.sbp:
+        demanded = placed.get(name_of(op)) if is_placed(op) else None
+        if demanded is not None and op.sbp is not None and demanded != op.sbp:
             raise UsageError(
                 f"{path} demands two layouts: a state lies as the parameter that it is for",
-                got=f"{name_of(op)} in {layout}, its parameter in {op.sbp}",
+                got=f"{name_of(op)} in {demanded}, its parameter in {op.sbp}",
                 hint=f"take the line of {name_of(op)} out",
             )
     return pinned
