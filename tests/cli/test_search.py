@@ -109,7 +109,12 @@ def test_machines_that_do_not_do_are_named(
         ("mesh = [2]\n[layouts]\n'0.weight' = ['S(2)']\n", "does not fit"),
         ("mesh = [2]\n[layouts]\n'0.weight' = 3\n", "does not fit"),
         ("mesh = [2]\n[layouts]\n'0.weight' = ['P']\n", "is partial"),
-        ("mesh = [2]\naxes = ['a', 'b']\n[layouts]\n", "layout.toml does not fit the job"),
+        ("mesh = [2]\naxes = ['a', 'b']\n[layouts]\n", "does not name each axis of its mesh"),
+        ("mesh = [2]\n[layouts]\n'0.weigth' = ['B']\n'0.bias' = ['B']\n", "Expected: 0.weight"),
+        (
+            "mesh = [2]\n[layouts]\n'0.weight' = ['S(0)']\n'0.weight.adam_m' = ['S(1)']\n",
+            "0.weight.adam_m in [S(1)], its parameter in [S(0)]",
+        ),
         ("mesh = [3]\n[layouts]\n", "cannot have this shape"),
         ("mesh = [2]\nstages = 2\n[layouts]\n", "do not have the job's devices"),
         ("mesh = [1]\nstages = 2\nchunks = 3\n[layouts]\n", "whole number of chunks"),

@@ -300,30 +300,6 @@ def test_demands_that_contradict_each_other_are_both_named():
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('mesh = [2]\n[layouts]\n"0.weigth" = ["B"]\n"0.bias" = ["B"]', "names what is not there"),
-        ('mesh = [2]\n[layouts]\n"wte" = ["B"]', "is of another model"),
-        ('mesh = [2]\naxes = ["x", "y"]\n[layouts]', "does not name each axis"),
-        (
-            'mesh = [2]\n[layouts]\n"0.weight" = ["S(0)"]\n"0.weight.adam_m" = ["S(1)"]',
-            "two layouts.*0.weight.adam_m in .S.1.., its parameter in .S.0.",
-        ),
-        ('mesh = [2]\n[layouts]\n"0.weight" = ["S(0)", "B"]', "layout of 0.weight"),
-        ("mesh = [4]\n[layouts]", "cannot have this shape"),
-    ],
-    ids=str,
-)
-def test_layout_files_that_do_not_fit_say_why(text, message, tmp_path: Path):
-    path = tmp_path / "layout.toml"
-    path.write_text(text + "\n")
-    with pytest.raises(UsageError, match=message) as raised:
-        with_layout_file(mlp((2,)), path)
-    if "weigth" in text:
-        assert "Expected: 0.weight" in str(raised.value)
-
-
-@pytest.mark.parametrize(
     ("settings", "message"),
     [({"microbatches": 3}, "does not divide"), ({"zero": 7}, "zero")],
     ids=str,
