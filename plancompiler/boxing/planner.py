@@ -88,7 +88,9 @@ def boxing_path(
     # equal, however many mesh axes cut them.
     even = tuple(extent % element_count(hierarchy) == 0 for extent in shape)
     nbytes = element_count(shape) * dtype.itemsize
-    mesh = _Mesh(hierarchy, even, apart_axes(shape), links or uniform_links(generic_machine()))
+    mesh = _Mesh(
+        hierarchy, even, apart_axes(shape, dtype), links or uniform_links(generic_machine())
+    )
     path = _direct_path(mesh, before, after)
     if path is None:
         partials = {entry for sbp in (before, after) for entry in sbp if isinstance(entry, Partial)}
@@ -189,9 +191,9 @@ class _Mesh:
         )
 
 
-def apart_axes(shape: Sequence[int]) -> tuple[bool, ...]:
+def apart_axes(shape: Sequence[int], dtype: DType) -> tuple[bool, ...]:
     """Per tensor axis, whether the parts of a tensor along it lie apart in memory."""
-    return tuple(lie_apart(shape, axis) for axis in range(len(shape)))
+    return tuple(lie_apart(shape, axis, dtype.itemsize) for axis in range(len(shape)))
 
 
 def _inner_partials(layout: NdSbp, mesh_axes: tuple[int, ...], partial: Partial) -> list[int]:

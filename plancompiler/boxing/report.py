@@ -112,8 +112,8 @@ def cost_of(family: TaskFamily, machine: Machine, layout: TensorLayout) -> Cost:
     return row.cost(
         devices_of(family),
         links_of(machine, family.placement).along(transfer.mesh_axes),
-        lie_apart(layout.shape, transfer.dst_axis),
-        lie_apart(layout.shape, transfer.src_axis),
+        lie_apart(layout.shape, transfer.dst_axis, layout.dtype.itemsize),
+        lie_apart(layout.shape, transfer.src_axis, layout.dtype.itemsize),
     )
 
 

@@ -2,8 +2,8 @@
 
 A message costs α, a byte β, and n devices need about log2(n) rounds; starting a task costs one more
 α, so that one collective over two mesh axes beats two. A byte copied in local memory costs γ: parts
-that lie apart in a device's memory, as those along an inner axis do, are packed to be sent, and put
-in their places where they come.
+that lie apart in a device's memory, in short runs along an inner axis, are packed to be sent, and
+put in their places where they come.
 """
 
 from __future__ import annotations

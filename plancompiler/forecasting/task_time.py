@@ -306,8 +306,11 @@ def _parts_apart(plan: Plan, task: Task, spec: CollectiveSpec) -> tuple[bool, bo
 
     All values of one collective are cut and joined along the same axis.
     """
-    given, made = (plan.register_by_id[each[-1]].shape for each in (task.inputs, task.outputs))
-    return lie_apart(given, spec.dst_axis), lie_apart(made, spec.src_axis)
+    given, made = (plan.register_by_id[each[-1]] for each in (task.inputs, task.outputs))
+    return (
+        lie_apart(given.shape, spec.dst_axis, given.dtype.itemsize),
+        lie_apart(made.shape, spec.src_axis, made.dtype.itemsize),
+    )
 
 
 def _form(spec: ComputeSpec) -> str:

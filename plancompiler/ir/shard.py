@@ -134,11 +134,17 @@ def region_index(region: Region) -> tuple[slice | EllipsisType, ...]:
     return tuple(slice(start, stop) for start, stop in region) or (...,)
 
 
-def lie_apart(shape: Sequence[int], axis: int) -> bool:
-    """Whether the parts of a tensor along an axis are scattered in memory, as along inner axes they
-    are; never along axis -1, which stands for none.
+SHORT_BYTES = 4096
+"""Of a run of elements that lie together: longer ones are copied as fast as the memory can."""
+
+
+def lie_apart(shape: Sequence[int], axis: int, itemsize: int) -> bool:
+    """Whether the parts of a tensor along an axis are scattered in memory, in short runs, as along
+    inner axes they are; never along axis -1, which stands for none.
     """
-    return element_count(shape[: max(axis, 0)]) > 1
+    if axis <= 0 or element_count(shape[:axis]) <= 1:
+        return False
+    return element_count(shape[axis:]) * itemsize < SHORT_BYTES
 
 
 def element_count(shape: Sequence[int]) -> int:

@@ -58,7 +58,7 @@ def layout_arcs(
     nbytes = element_count(shape) * dtype.itemsize
     even = tuple(extent % element_count(hierarchy) == 0 for extent in shape)
     number_of, tails, heads, start, per_byte = _steps(
-        hierarchy, even, apart_axes(shape), partials, links, together
+        hierarchy, even, apart_axes(shape, dtype), partials, links, together
     )
     seconds = start + per_byte * nbytes
     if not halos:
