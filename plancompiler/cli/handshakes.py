@@ -14,6 +14,10 @@ from plancompiler.limits import time_limits
 _END_SECONDS = time_limits.HANDSHAKE_END
 """How long the last lines may take at the end."""
 
+# The package lets gRPC note errors only, and these lines are none. gRPC reads this when it is
+# imported, which is after this module.
+os.environ["GRPC_VERBOSITY"] = "INFO"
+
 
 @contextmanager
 def explained_handshakes() -> Iterator[None]:
