@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -33,6 +33,7 @@ from plancompiler.ir.shard import (
     balanced_range,
     element_count,
     intersect,
+    lie_apart,
     region_shape,
     relative,
     shard_region,
@@ -375,12 +376,26 @@ def received_bytes(exchange: Exchange, dtype: DType, dst_rank: int) -> int:
 def _receive_seconds(
     exchange: Exchange, dtype: DType, dst_rank: int, link: LinkCost, limit: float
 ) -> float:
-    count = nbytes = 0
+    count = nbytes = packed = 0
+    src, made = exchange.src_placement, region_shape(exchange.region(dst_rank))
     for piece in _sources(exchange, dst_rank):
+        size = element_count(region_shape(piece.source)) * dtype.itemsize
+        packed += size * _lies_apart(piece.target, made, dtype)
         if piece.rank != dst_rank:
             count += 1
-            nbytes += element_count(region_shape(piece.source)) * dtype.itemsize
+            nbytes += size
             if boxes_seconds(count, 0, link) > limit:
                 return math.inf
-    # Of a halo, neighbours are heard all at once.
-    return boxes_seconds(count, nbytes, link, at_once=exchange.dst_sbp.has_halo)
+            at = src.coordinates(src.parallel_id(piece.rank))
+            held = shard_region(exchange.shape, src.hierarchy, exchange.src_sbp, at)
+            packed += size * _lies_apart(piece.source, region_shape(held), dtype)
+    if exchange.dst_sbp.has_halo:  # neighbours are heard all at once, of their borders only
+        return boxes_seconds(count, nbytes, link, at_once=True)
+    return boxes_seconds(count, nbytes, link) + packed * link.per_copied_byte
+
+
+def _lies_apart(box: Region, shape: Sequence[int], dtype: DType) -> bool:
+    """Whether a box of a part of this shape is scattered in its memory, in short runs."""
+    sides = enumerate(zip(box, shape, strict=True))
+    cut = [axis for axis, ((start, stop), extent) in sides if stop - start < extent]
+    return lie_apart(shape, cut[-1] if cut else -1, dtype.itemsize)
