@@ -218,11 +218,13 @@ def test_who_was_told_to_save_before_the_first_one_came_says_so_after_its_greeti
 
 @pytest.mark.processes
 def test_a_process_that_was_told_to_end_is_not_waited_for() -> None:
-    """Also where the first one may start all again; one that is lost may come back."""
-    place = Nodes(2, 2, f"127.0.0.1:{free_port()}", "the secret", 0)
+    """Also where the first one may start all again; one that is lost may come back. A third one
+    never comes, so that the run cannot start before the second has left.
+    """
+    place = Nodes(3, 3, f"127.0.0.1:{free_port()}", "the secret", 0)
     leader = JobLeader(place, print, 1, None)
     with ThreadPoolExecutor(1) as pool:
-        started = pool.submit(leader.start, Program(("true",)), 2, print, threading.Event())
+        started = pool.submit(leader.start, Program(("true",)), 3, print, threading.Event())
         other = _await_leader(replace(place, rank=1), None, 1, threading.Event(), WAIT, print)
         assert other is not None
         other.run(lambda: other.leave(for_good=True))
