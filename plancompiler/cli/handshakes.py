@@ -16,7 +16,8 @@ _END_SECONDS = time_limits.HANDSHAKE_END
 
 # The package lets gRPC note errors only, and these lines are none. gRPC reads this when it is
 # imported, which is after this module.
-os.environ["GRPC_VERBOSITY"] = "INFO"
+if os.environ.get("GRPC_VERBOSITY") == "ERROR":
+    del os.environ["GRPC_VERBOSITY"]
 
 
 @contextmanager
