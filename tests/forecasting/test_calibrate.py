@@ -68,6 +68,7 @@ def test_what_is_measured_is_read_back_and_used(tmp_path: Path) -> None:
     assert len(known[THREADS].measured) == len(machine.measured)
 
 
+@pytest.mark.processes
 def test_calibration_traces_its_jobs_without_the_public_names(tmp_path: Path) -> None:
     """As `plancompiler calibrate` does, which imports none of them."""
     program = (
