@@ -21,6 +21,7 @@ from plancompiler.ops.check import (
 from plancompiler.ops.gradient import reduce_to
 from plancompiler.ops.kernel import Direct, in_float32, rows_of, with_direct
 from plancompiler.ops.registry import (
+    Array,
     Arrays,
     AttrMap,
     KernelContext,
@@ -78,8 +79,10 @@ def _matmul_direct(context: KernelContext, dtypes: Sequence[np.dtype[Any]]) -> D
     return None
 
 
-@with_direct(_matmul_direct)
-def _matmul_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+def matmul_operands(
+    context: KernelContext, inputs: Arrays, outputs: Arrays
+) -> tuple[Array, Array, Array]:
+    """The operands of the op, and its output, as they are multiplied."""
     (a, b), (out,) = inputs, outputs
     if context.attrs["transpose_b"]:
         b = b.swapaxes(-1, -2)
@@ -88,6 +91,12 @@ def _matmul_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> N
     elif a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous and out.flags.c_contiguous:
         # One product instead of one per batch entry.
         a, out = rows_of(a), rows_of(out)
+    return a, b, out
+
+
+@with_direct(_matmul_direct)
+def _matmul_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    a, b, out = matmul_operands(context, inputs, outputs)
     np.matmul(a, b, out=out)
 
 

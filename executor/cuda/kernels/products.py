@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from plancompiler.ops.kernel import rows_of
+from plancompiler.ops.matmul import matmul_operands
 from plancompiler.ops.registry import KernelContext
 
 Array = Any
@@ -143,20 +144,6 @@ def contraction(
     if not (a.flags.c_contiguous and b.flags.c_contiguous):
         return None
     return _prepared(context, rows_of(a).T, rows_of(b), outputs[0])
-
-
-def matmul_operands(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> tuple[Array, Array, Array]:
-    """The operands of the op `matmul`, and its output, as they are multiplied."""
-    (a, b), (out,) = inputs, outputs
-    if context.attrs["transpose_b"]:
-        b = b.swapaxes(-1, -2)
-    if context.attrs["transpose_a"]:
-        a = a.swapaxes(-1, -2)
-    elif a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous and out.flags.c_contiguous:
-        a, out = rows_of(a), rows_of(out)
-    return a, b, out
 
 
 def _prepared(

@@ -17,7 +17,7 @@ import numpy as np
 
 from plancompiler.executor.cuda.kernels.at_indices import AT_INDICES_KERNELS
 from plancompiler.executor.cuda.kernels.choices import CHOICE_KERNELS, known_labels
-from plancompiler.executor.cuda.kernels.products import matmul_operands, product
+from plancompiler.executor.cuda.kernels.products import product
 from plancompiler.executor.cuda.kernels.transformer import TRANSFORMER_KERNELS
 from plancompiler.executor.cuda.kernels.updates import UPDATE_KERNELS
 from plancompiler.ops import random
@@ -37,6 +37,7 @@ from plancompiler.ops.kernel import (
     rows_of,
     scratch,
 )
+from plancompiler.ops.matmul import matmul_operands
 from plancompiler.ops.registry import Kernel, KernelContext, op_def
 from plancompiler.ops.zigzag import positions_of
 

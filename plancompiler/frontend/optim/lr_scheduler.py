@@ -150,19 +150,10 @@ class LambdaLR(LRScheduler):
         return first * real_number("what lr_lambda gives", self._functions[group](epoch))
 
 
-class MultiplicativeLR(LRScheduler):
+class MultiplicativeLR(LambdaLR):
     """Times what a function of the epoch gives, or one of several, for each group, after every
     epoch.
     """
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]],
-        last_epoch: int = -1,
-    ) -> None:
-        self._functions = _per_group(optimizer, "functions", lr_lambda)
-        super().__init__(optimizer, last_epoch)
 
     def rate(self, first: float, epoch: int, group: int) -> float:
         for each in range(1, epoch + 1):
