@@ -6,6 +6,10 @@ import numpy as np
 
 from tests.ops.sample import Maker, Sample
 
+FREE_SIGNS = {"eigh", "qr", "svd"}
+"""Kinds whose vectors are as right with the other sign, which cuSOLVER and LAPACK choose each for
+itself."""
+
 
 def samples(make: Maker) -> list[Sample]:
     """All calls of this file."""

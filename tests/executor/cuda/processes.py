@@ -5,7 +5,6 @@ Also the program that each rank runs: it is given the folder of the call.
 
 from __future__ import annotations
 
-import atexit
 import os
 import pickle
 import subprocess
@@ -62,7 +61,7 @@ def spawn_again(function, ranks):
         world = pc.init()
         (folder / str(world.rank)).write_bytes(pickle.dumps(function()))
         # Its part is done, and the rest of the test is none of this rank's.
-        atexit._run_exitfuncs()
+        world.close()
         os._exit(0)
     folder = _folder_of(test)
     (folder / "test").write_text(test)
@@ -83,7 +82,7 @@ def _launched(folder, ranks, more):
         env={**inherited, "PYTHONPATH": path, **more},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -31,14 +31,12 @@ from tests.executor.cuda.real import COUNT, on_real_devices, several, several_de
 from tests.executor.cuda.test_collective import part
 from tests.executor.cuda.test_kernels import BOUNDS, HOST_ONLY
 from tests.ops.samples import samples
+from tests.ops.samples_linalg import FREE_SIGNS
 from tests.ops.sharding import run_dense
 from tests.ops.test_kernels import context_of
 
 pytestmark = on_real_devices
 RANKS = 2
-FREE_SIGNS = {"eigh", "qr", "svd"}
-"""Kinds whose vectors are as right with the other sign, which cuSOLVER and LAPACK choose each for
-itself."""
 
 
 def losses(job, steps=20):
@@ -55,7 +53,7 @@ def test_one_device_trains_to_the_hosts_losses(make):
 
 @pytest.mark.parametrize("dtype", BOUNDS)
 def test_every_op_gives_the_hosts_results(dtype, tmp_path):
-    device = CudaDevice(0)
+    device, wrong = CudaDevice(0), []
     for sample in samples(tmp_path, dtype):
         definition = op_def(sample.kind)
         if sample.kind in HOST_ONLY or definition.source:
@@ -66,18 +64,18 @@ def test_every_op_gives_the_hosts_results(dtype, tmp_path):
         dtypes = [DType.parse(each.dtype) for each in (*sample.inputs, *expected)]
         inputs = [device.arrays.asarray(each) for each in sample.inputs]
         outputs = [device.arrays.zeros(each.shape, each.dtype) for each in expected]
-        device.kernel(definition, dtypes)(context, inputs, outputs)
-        for actual, right in zip(outputs, expected, strict=True):
-            got = device.arrays.asnumpy(actual)
-            if sample.kind in FREE_SIGNS:
-                got, right = np.abs(got), np.abs(right)
-            np.testing.assert_allclose(
-                got.astype(float),
-                right.astype(float),
-                max(BOUNDS[dtype], 1e-6),
-                max(BOUNDS[dtype], 1e-6),
-                err_msg=str(sample),
-            )
+        bound = max(BOUNDS[dtype], 1e-6)
+        try:
+            with np.errstate(all="ignore"):
+                device.kernel(definition, dtypes)(context, inputs, outputs)
+            for actual, right in zip(outputs, expected, strict=True):
+                got = device.arrays.asnumpy(actual)
+                if sample.kind in FREE_SIGNS:
+                    got, right = np.abs(got), np.abs(right)
+                np.testing.assert_allclose(got.astype(float), right.astype(float), bound, bound)
+        except Exception as error:  # one run on a GPU tells of all kinds
+            wrong.append(f"{sample}: {error!r}")
+    assert not wrong, "\n".join(wrong)
 
 
 @several_devices
