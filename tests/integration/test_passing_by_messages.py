@@ -46,7 +46,7 @@ def outputs_of(job: pc.Job, feeds: Mapping[str, np.ndarray]) -> dict[str, np.nda
 
 
 def test_keys_and_values_go_round():
-    whole = [values for values, *_ in spawn(rings.run_eagerly, 1, ALONE, [], False)[0]]
+    whole = rings.alone()
     outputs = outputs_of(rings.job_of_all(), rings.feeds_of())
     rings.assert_same(rings.named(outputs), whole[1::2], rings.IN_JOBS)
 

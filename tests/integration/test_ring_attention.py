@@ -15,6 +15,7 @@ from plancompiler.ir.shard import balanced_range
 from plancompiler.lower.compile import MODES, compile_plans
 from plancompiler.plan.plan import CollectiveSpec, ComputeSpec
 from tests.examples import gpt
+from tests.executor.cuda.devices import spawn_on_devices
 from tests.executor.cuda.jobs import moved
 from tests.executor.cuda.test_runs import devices_of
 
@@ -104,11 +105,15 @@ def run_eagerly(placement: pc.Placement, outer: list[str], compiled: bool) -> li
     return results
 
 
+def alone() -> list[list[np.ndarray]]:
+    """Output and gradients of each case on one rank."""
+    rank = pc.Placement("cpu", [0])
+    return [values for values, *_ in spawn(run_eagerly, 1, rank, [], False)[0]]
+
+
 @pytest.fixture(scope="module")
 def whole() -> list[list[np.ndarray]]:
-    """Output and gradients of each case on one rank."""
-    alone = pc.Placement("cpu", [0])
-    return [values for values, *_ in spawn(run_eagerly, 1, alone, [], False)[0]]
+    return alone()
 
 
 def assert_same(got, wanted, cases=CASES) -> None:
@@ -253,6 +258,13 @@ def test_devices_pass_on_what_hosts_do(whole):
     assert_same(named(outputs), whole[1::2], IN_JOBS)
     for device in devices.values():
         device.close()
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_eager_tensors_on_devices_give_the_same(whole, compiled):
+    ring = pc.Placement("cuda", list(range(RANKS)))
+    results = spawn_on_devices(lambda: run_eagerly(ring, [], compiled), RANKS)[0]
+    assert_same([values for values, *_ in results], whole)
 
 
 @pytest.mark.slow
