@@ -16,7 +16,7 @@ from plancompiler.executor.cuda.bootstrap import Bootstrap, bootstrap_of, make_c
 from plancompiler.executor.cuda.clock import DeviceClock
 from plancompiler.executor.cuda.completions import Completions
 from plancompiler.executor.cuda.device import CudaDevice, local_device
-from plancompiler.executor.cuda.interface import Device, DeviceCommunicator, abort_all
+from plancompiler.executor.cuda.interface import Device, DeviceCommunicator, abort_all, close_all
 from plancompiler.executor.cuda.memory import DeviceMemory
 from plancompiler.executor.cuda.order import launch_order
 from plancompiler.executor.cuda.task import DeviceBinder
@@ -156,9 +156,7 @@ class DeviceBackend(Backend):
         if self._completions is not None:
             self._completions.close(CLOSING_SECONDS)
         await_threads(self._aborting, CLOSING_SECONDS)
-        for communicator in self._communicators.values():
-            with contextlib.suppress(Exception):
-                communicator.close()
+        close_all(self._communicators.values())
         self._communicators.clear()
         if self._memory is not None:
             with contextlib.suppress(Exception):

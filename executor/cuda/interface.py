@@ -98,6 +98,8 @@ def grouped(communicator: DeviceCommunicator) -> Iterator[None]:
 
 ABORT_PATIENCE = 1.5
 """Seconds that who aborts waits for communicators to end."""
+CLOSE_PATIENCE = 0.1
+"""Seconds that who closes waits for communicators to end."""
 
 
 def abort_all(communicators: Iterable[DeviceCommunicator]) -> list[threading.Thread]:
@@ -105,21 +107,38 @@ def abort_all(communicators: Iterable[DeviceCommunicator]) -> list[threading.Thr
     wait for the other members to abort theirs, and the caller may have to tell them. Returns the
     threads that are then still at it, for which the caller waits when it is closed.
     """
+    calls = [each.abort for each in communicators]
+    return _side_by_side(calls, "plancompiler-abort", ABORT_PATIENCE, daemon=True)
+
+
+def close_all(communicators: Iterable[DeviceCommunicator]) -> None:
+    """Let go of communicators, side by side and after a while unattended. Between processes of one
+    host, NCCL waits until the other members do so too. They may do it in another order, and much
+    later: a compiled function is gone when the garbage collector of a rank has found it. The
+    process ends after that.
+    """
+    calls = [each.close for each in communicators]
+    _side_by_side(calls, "plancompiler-leave", CLOSE_PATIENCE, daemon=False)
+
+
+def _side_by_side(
+    calls: Iterable[Callable[[], None]], name: str, seconds: float, *, daemon: bool
+) -> list[threading.Thread]:
+    """Make calls in threads of their own, whatever they raise; those that last longer."""
     threads = [
-        threading.Thread(target=_abort, args=(each,), name="plancompiler-abort", daemon=True)
-        for each in communicators
+        threading.Thread(target=_tried, args=(call,), name=name, daemon=daemon) for call in calls
     ]
     for thread in threads:
         thread.start()
-    until = monotonic() + ABORT_PATIENCE
+    until = monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, until - monotonic()))
     return [thread for thread in threads if thread.is_alive()]
 
 
-def _abort(communicator: DeviceCommunicator) -> None:
+def _tried(call: Callable[[], None]) -> None:
     with suppress(Exception):
-        communicator.abort()
+        call()
 
 
 class Device(Protocol):

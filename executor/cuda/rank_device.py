@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from typing import Any
 
 import numpy as np
 
 from plancompiler.errors import PlanCompilerError
-from plancompiler.executor.cuda.interface import Device, DeviceCommunicator, abort_all
+from plancompiler.executor.cuda.interface import Device, DeviceCommunicator, abort_all, close_all
 from plancompiler.executor.cuda.launched import LaunchWatch
 from plancompiler.executor.memory import Array
 from plancompiler.executor.threads import await_threads
@@ -83,7 +82,5 @@ class RankDevice:
             self.watch.drain()
         self.watch.close()
         await_threads(self._aborting)
-        for communicator in self.communicators:
-            with contextlib.suppress(Exception):
-                communicator.close()
+        close_all(self.communicators)
         self.communicators.clear()

@@ -11,7 +11,7 @@ import pytest
 from plancompiler.errors import TransportError
 from plancompiler.executor.cuda import device, interface
 from plancompiler.executor.cuda.device import NcclCommunicator
-from plancompiler.executor.cuda.interface import CallKind, abort_all, grouped
+from plancompiler.executor.cuda.interface import CallKind, abort_all, close_all, grouped
 from plancompiler.ir import Reduction
 from tests.executor.cuda.strict import StrictArray
 
@@ -193,9 +193,11 @@ def test_a_look_does_not_wait_for_a_thread_that_is_in_nccl():
     caller.join()
 
 
-def test_aborts_do_not_wait_for_each_other(monkeypatch):
-    """NCCL's may return only when all members have aborted, here one after the other."""
+@pytest.mark.parametrize("end", [abort_all, close_all])
+def test_ends_do_not_wait_for_each_other(end, monkeypatch):
+    """NCCL's may return only when all members have ended, here one after the other."""
     monkeypatch.setattr(interface, "ABORT_PATIENCE", 0.01)
+    monkeypatch.setattr(interface, "CLOSE_PATIENCE", 0.01)
     members = threading.Barrier(2)
     ended = [threading.Event(), threading.Event()]
 
@@ -207,6 +209,8 @@ def test_aborts_do_not_wait_for_each_other(monkeypatch):
             members.wait(30)
             ended[self.member].set()
 
+        close = abort
+
     for member in range(2):
-        abort_all([Waiting(member)])
+        end([Waiting(member)])
     assert all(each.wait(30) for each in ended)
