@@ -8,7 +8,9 @@ behind.
 
 A SendRecv task reads a register of another rank's device. NCCL wants a send for it there, so the
 rank that has the register gets one: a reader of the register like any other, with no credit to be
-sent back. Each pair of ranks sends and receives on a *channel* of its own. With micro-batches two
+sent back. Each pair of ranks sends and receives on a *channel* of its own. NCCL may hold the host
+in the first call on a channel until the other end comes. So where ranks exchange values, all go
+through the channels in one order: else each might be held where it receives. With micro-batches two
 ranks may send in another order than they receive (each follows its own slots), so that there each
 value has a channel of its own, whose calls are in the order of its versions on both sides.
 """
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import NamedTuple
 
 from plancompiler.ir.task import LANE_BITS, TaskKind, pack_task_id, unpack_id
@@ -70,6 +73,11 @@ def launch_order(plan: Plan) -> LaunchOrder:
     tasks_by_id = plan.task_by_id
     sends: dict[int, Send] = {}
     inserted: dict[int, list[Task]] = {}
+    exchanges = {
+        (unpack_id(task.id).family, task.segment): task.id
+        for task in reversed(plan.tasks)
+        if task.kind is TaskKind.SEND_RECV
+    }
     registers: list[RegisterDesc] = []
     for register in plan.registers:
         if plan.blocks[register.block].device == "cpu" or register.is_control:
@@ -87,7 +95,8 @@ def launch_order(plan: Plan) -> LaunchOrder:
             sends[send] = Send(Channel(plan.rank, fields.rank, family), consumer)
             consumers.append(send)
             producer = tasks_by_id[register.producer]
-            inserted.setdefault(producer.id if plan.microbatches > 1 else -1, []).append(
+            after = exchanges.get((fields.family, producer.segment), producer.id)
+            inserted.setdefault(after if plan.microbatches > 1 else -1, []).append(
                 Task(
                     id=send,
                     kind=TaskKind.SEND_RECV,
@@ -104,7 +113,7 @@ def launch_order(plan: Plan) -> LaunchOrder:
     receives = {
         task.id: _channel(plan, task) for task in plan.tasks if task.kind is TaskKind.SEND_RECV
     }
-    ordered = _with_sends(plan, inserted)
+    ordered = _with_sends(plan, inserted, sends, receives)
     streams: dict[int, Hashable] = {
         task.id: sends[task.id].channel if task.id in sends else task.stream for task in ordered
     }
@@ -133,16 +142,33 @@ def _channel(plan: Plan, task: Task) -> Channel:
     return Channel(source, plan.rank, unpack_id(task.id).family if plan.microbatches > 1 else -1)
 
 
-def _with_sends(plan: Plan, inserted: dict[int, list[Task]]) -> list[Task]:
-    """Plan order with sends: where the other rank receives, or with micro-batches right after the
-    task that makes the value, as the receiving segment is not one of this rank's.
+def _with_sends(
+    plan: Plan,
+    inserted: dict[int, list[Task]],
+    sends: dict[int, Send],
+    receives: dict[int, Channel],
+) -> list[Task]:
+    """Plan order with sends: where the other rank receives. With micro-batches that is known where
+    this rank receives in the same exchange; else a send comes right after the task that makes the
+    value, as the receiving segment is not one of this rank's.
     """
+
+    def place(task: Task) -> tuple[int, tuple[int, ...]]:
+        """A family's place, and in it that of a channel and of what is received there."""
+        call: tuple[int, ...] = ()
+        if task.id in sends:
+            call = *sends[task.id].channel, sends[task.id].task
+        elif task.id in receives:
+            call = *receives[task.id], task.id
+        return unpack_id(task.id).family, call
+
     ordered: list[Task] = []
     for task in plan.tasks:
         ordered.append(task)
         ordered.extend(inserted.get(task.id, ()))
-    if -1 in inserted:
-        # One segment: plan order is the order of the families.
-        ordered.extend(inserted[-1])
-        ordered.sort(key=lambda task: unpack_id(task.id).family)
-    return ordered
+    if plan.microbatches > 1:
+        families = groupby(ordered, lambda task: (unpack_id(task.id).family, task.segment))
+        return [task for _, family in families for task in sorted(family, key=place)]
+    # One segment: plan order is the order of the families.
+    ordered.extend(inserted.get(-1, ()))
+    return sorted(ordered, key=place)

@@ -5,7 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import plancompiler as pc
+from plancompiler import nn
 from plancompiler.ir import Job, Placement
+
+
+def rotated(ranks: int, **config: object) -> Job:
+    """Trains two layers, between which each rank gives its rows to the next one."""
+    own = [*range(ranks)]
+    places = Placement("cpu", own), Placement("cpu", own[1:] + own[:1])
+    first, second = nn.Linear(4, 3), nn.Linear(3, 2)
+    with pc.job("rotated", config=pc.Config(**config)) as job:  # type: ignore[arg-type]
+        hidden = first.place(places[0])(pc.input("x", (8, 4), "float32", places[0], "S(0)"))
+        loss = pc.square(second.place(places[1])(hidden.redistribute(places[1], "S(0)"))).mean()
+        pc.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1).minimize(loss)
+        pc.output("loss", loss)
+    return job
 
 
 def moved(job: Job, device_of: Callable[[int], str] = lambda rank: "cuda") -> Job:

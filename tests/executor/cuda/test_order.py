@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
+from functools import partial
 from itertools import count
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 import plancompiler as pc
 from plancompiler.errors import DeadlineError, DeviceError, NonFiniteError, PlacementError
 from plancompiler.executor.comm.local import LocalHub
+from plancompiler.executor.comm.publication import communicator_keys
 from plancompiler.executor.cuda.completions import Completions
 from plancompiler.executor.cuda.device import load_cupy, local_device
 from plancompiler.executor.cuda.event_dependencies import DependentTask, EventDependencies
@@ -19,9 +22,10 @@ from plancompiler.executor.cuda.task import RUN_AHEAD
 from plancompiler.executor.runtime import Runtime
 from plancompiler.ir.task import TaskKind, unpack_id
 from plancompiler.lower.compile import compile_plans
+from plancompiler.plan.plan import CollectiveSpec
 from tests.examples import gpt, mlp
 from tests.executor.cuda.devices import LateDevice
-from tests.executor.cuda.jobs import moved
+from tests.executor.cuda.jobs import moved, rotated
 
 
 def dependencies(tasks, counts):
@@ -85,6 +89,45 @@ def test_a_launch_order_is_plan_order_with_sends():
     families = [unpack_id(task.id).family for task in sender.plan.tasks]
     assert families == sorted(families)
     assert not sender.plan.remote_registers
+
+
+def first_calls(plan):
+    """Who is in what a rank calls of NCCL, in the order of first calls."""
+    order, groups = launch_order(plan), communicator_keys(plan)
+    calls = {}
+    for task in order.plan.tasks:
+        if isinstance(task.spec, CollectiveSpec):
+            group = groups[task.spec.communicator]
+            calls[group] = group[0]
+        elif task.id in order.sends or task.id in order.receives:
+            send = order.sends.get(task.id)
+            channel = order.receives[task.id] if send is None else send.channel
+            calls[channel] = channel[:2]
+    return deque(calls.items())
+
+
+JOBS = {
+    "rows go round": partial(rotated, 4),
+    "rows change places": partial(rotated, 2),
+    "rows go round in micro-batches": partial(rotated, 3, microbatches=2),
+    "grid": partial(gpt, dp=2, tp=2),
+    "stages": partial(gpt, pp=2, tp=2, microbatches=4, schedule="1f1b"),
+    "stages of two ranks": partial(gpt, pp=2, dp=2, microbatches=2, schedule="zero_bubble"),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_hosts_that_nccl_holds_do_not_wait_in_a_circle(name):
+    """NCCL may hold the host in a first call until all members make it."""
+    job = moved(JOBS[name]())
+    plans = compile_plans(job, job.world_size).plans
+    waiting = {rank: first_calls(plan) for rank, plan in plans.items()}
+    while any(waiting.values()):
+        heads = {rank: calls[0] for rank, calls in waiting.items() if calls}
+        met = [call for call in heads.values() if all(heads.get(each) == call for each in call[1])]
+        assert met, f"a circle: {heads}"
+        for rank in met[0][1]:
+            waiting[rank].popleft()
 
 
 def test_with_micro_batches_each_value_has_a_channel():

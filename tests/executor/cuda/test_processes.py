@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from time import monotonic
 
 import numpy as np
@@ -15,10 +16,11 @@ from tests.comm import suite
 from tests.eager.test_devices import LAYOUTS, changes, train
 from tests.eager.test_redistribute import change_all, check_all
 from tests.examples import gpt
-from tests.executor.cuda.jobs import moved
+from tests.executor.cuda.jobs import moved, rotated
 from tests.executor.cuda.processes import in_processes
 from tests.executor.cuda.real import on_real_devices, several
 from tests.executor.cuda.test_context import OnDevices, device_context, get, put
+from tests.integration import test_ring_attention as rings
 
 pytestmark = [on_real_devices, several, pytest.mark.processes]
 
@@ -43,6 +45,17 @@ def test_jobs_train_to_the_hosts_losses(layout):
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
 
 
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_job_exchanges_values(microbatches):
+    job = rotated(3, microbatches=microbatches)
+    losses = []
+    for each, backend in ((job, "threads"), (moved(job), "processes")):
+        with pc.run(each, backend=backend) as session:
+            x = np.ones((8, 4), np.float32)
+            losses.append([session.step(x=x)["loss"] for _ in range(5)])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
+
+
 def test_hosts_and_devices_in_one_job():
     mixed = gpt(pp=2, microbatches=2)
     losses = []
@@ -53,6 +66,22 @@ def test_hosts_and_devices_in_one_job():
         with pc.run(each, backend=backend) as session:
             losses.append([session.step()["loss"] for _ in range(5)])
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
+
+
+def test_a_job_sends_keys_and_values_round_a_ring():
+    expected = rings.alone()
+    with pc.run(moved(rings.job_of_all()), backend="processes") as session:
+        for _ in range(2):
+            outputs = session.step(**rings.feeds_of())
+    rings.assert_same(rings.named(outputs), expected[1::2], rings.IN_JOBS)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_eager_tensors_send_keys_and_values_round_a_ring(compiled, tmp_path):
+    expected = rings.alone()
+    ring = pc.Placement("cuda", list(range(rings.RANKS)))
+    for results in in_processes(tmp_path, rings.run_eagerly, rings.RANKS, ring, [], compiled):
+        rings.assert_same([values for values, *_ in results], expected)
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
@@ -109,6 +138,25 @@ def overlapping():
         values = [space.get(each) for each in arrays]
         assert all((each == each[0]).all() for each in values)
         results.append([float(each[0]) for each in values])
+    return results
+
+
+def test_a_rank_that_drops_a_function_does_not_wait_for_ranks_that_keep_it(tmp_path):
+    expected = [[float(number)] * 4 for number in range(3)]
+    assert in_processes(tmp_path, dropping, 2) == [expected] * 2
+
+
+def dropping():
+    """The first rank lets go of each function's communicators, the second at the end."""
+    ring, kept, results = pc.Placement("cuda", [0, 1]), [], []
+    x = pc.tensor(np.ones(4, np.float32), ring, "S(0)")
+    for number in range(3):
+        function = pc.compile(lambda x, number=number: (x * float(number)).redistribute(sbp="B"))
+        results.append(function(x).numpy().tolist())
+        if current_world().rank == 1:
+            kept.append(function)
+        del function
+        gc.collect()
     return results
 
 

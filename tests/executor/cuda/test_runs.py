@@ -11,7 +11,7 @@ from plancompiler.executor.local_run import LocalWorld
 from plancompiler.lower.compile import compile_plans
 from tests.examples import gpt, mlp
 from tests.executor.cuda.devices import LateDevice, ThreadedDevice, World
-from tests.executor.cuda.jobs import moved
+from tests.executor.cuda.jobs import moved, rotated
 
 STEPS = 4
 
@@ -73,6 +73,22 @@ def test_several_devices_train_to_the_hosts_losses(layout):
     devices = devices_of(range(job.world_size))
     on_devices = losses(compile_plans(moved(job), job.world_size).plans, devices)
     np.testing.assert_allclose(on_devices, wanted, rtol=1e-3)
+    for device in devices.values():
+        device.close()
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_devices_exchange_values(microbatches):
+    job = rotated(3, microbatches=microbatches)
+    feeds = [{"x": np.full((8, 4), step, np.float32)} for step in range(STEPS)]
+
+    def losses(job, devices=None):
+        plans = compile_plans(job, job.world_size).plans
+        with LocalWorld(plans, devices=devices, deadline=60) as world:
+            return [float(world.step(each)["loss"]) for each in feeds]
+
+    devices = devices_of(range(3))
+    np.testing.assert_allclose(losses(moved(job), devices), losses(job), rtol=1e-3)
     for device in devices.values():
         device.close()
 
