@@ -9,6 +9,9 @@ after an all-gather. The stages differ in when that happens and in what becomes 
     3   as 2, but a gathered parameter is freed when its layer is done and gathered again when the
         layer is next needed; gathers start `prefetch` layers ahead of their use
 
+A gradient that backward casts to a wider dtype, as the program has cast its parameter, is reduced
+before the cast, which then works on the shard.
+
 What a layer is follows from the names of parameters: all up to the first number (`blocks.3.`).
 """
 
@@ -362,6 +365,9 @@ class _Exchange:
     phase: Phase
     late: str | None = None
     """The op before which it may begin."""
+    widening: tuple[Op, ...] = ()
+    """What makes the value of a narrower one: a cast, and moves. That one is exchanged instead, and
+    cast afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -479,7 +485,30 @@ def _reductions(
         at = min((facts.place[readers[0].name], *later[config.prefetch :][:1]))
         whole = ((f"{value.name}:whole", shard.layout),) if config.zero == 1 else ()
         layouts = (*whole, (f"{value.name}:shard", shard.sbp))
-        yield _Exchange(value, layouts, readers, facts.job.ops[at], Phase.BACKWARD)
+        widening = _widening(value, facts) if len(readers) == len(facts.readers[value.name]) else ()
+        yield _Exchange(
+            value, layouts, readers, facts.job.ops[at], Phase.BACKWARD, widening=widening
+        )
+
+
+def _widening(value: Value, facts: _Splittable) -> tuple[Op, ...]:
+    """The ops of backward that make a gradient of a narrower one, where a program has cast its
+    parameter: a cast, and what alone reads its result and only moves elements, such as a transpose.
+    Nothing where there is no such cast.
+    """
+    ops: list[Op] = []
+    while True:
+        op = facts.producers[value.name]
+        if len(op.inputs) != 1 or op.origin.phase is not Phase.BACKWARD:
+            return ()
+        ops.append(op)
+        (source,) = op.inputs
+        if op.kind == "cast":
+            narrows = source.dtype.is_floating and source.dtype.itemsize < value.dtype.itemsize
+            return tuple(reversed(ops)) if narrows else ()
+        if not op_def(op.kind).moves or len(facts.readers[source.name]) > 1:
+            return ()
+        value = source
 
 
 def _gradients(shard: _Shard, facts: _Splittable) -> list[Value]:
@@ -511,8 +540,18 @@ def _rewritten(facts: _Splittable, decisions: _Exchanges) -> Iterator[Op]:
     """All ops in their new order."""
     before: dict[str, list[Op]] = {}
     instead: dict[str, dict[str, Value]] = {}
+    narrowed: dict[str, Op] = {}
+    moved: set[str] = set()
     for each in (*decisions.gathers, *decisions.reductions):
         value, source = each.value, facts.producers[each.value.name].source
+        if each.widening:
+            cast, *moves = each.widening
+            moved.add(cast.name)
+            (value,) = cast.inputs
+            for move in moves:
+                made = replace(move.outputs[0], dtype=value.dtype)
+                narrowed[move.name] = replace(move, inputs=(value,), outputs=(made,))
+                value = made
         for name, sbp in each.layouts:
             attrs = freeze_attrs({} if each.late is None else {"late": each.late})
             made = replace(value, name=name)
@@ -523,6 +562,10 @@ def _rewritten(facts: _Splittable, decisions: _Exchanges) -> Iterator[Op]:
                 )
             )
             value = made
+        if each.widening:
+            made = replace(each.value, name=f"{each.value.name}:wide")
+            before[each.before.name].append(replace(cast, inputs=(value,), outputs=(made,)))
+            value = made
         for reader in each.readers:
             instead.setdefault(reader.name, {})[each.value.name] = value
     early = {op.name for op in decisions.early}
@@ -530,7 +573,9 @@ def _rewritten(facts: _Splittable, decisions: _Exchanges) -> Iterator[Op]:
     for op in facts.job.ops:
         if op.name not in early:
             yield from before.get(op.name, ())
-            yield _laid_out(rewired(op, instead.get(op.name, {})), facts)
+            if op.name not in moved:
+                left = rewired(narrowed.get(op.name, op), instead.get(op.name, {}))
+                yield _laid_out(left, facts)
 
 
 def _laid_out(op: Op, facts: _Splittable) -> Op:

@@ -13,7 +13,8 @@ import pytest
 
 import plancompiler as pc
 from plancompiler.executor.local_run import LocalWorld
-from plancompiler.ir import Job
+from plancompiler.ir import DType, Job
+from plancompiler.ir.task import Primitive
 from plancompiler.lower.compile import MODES, compile_plans
 from plancompiler.ops import registry
 from plancompiler.ops.registry import AttrMap, Types, op_def
@@ -117,6 +118,57 @@ def test_collectives_of_each_stage() -> None:
     # Backward needs the weights again, but no biases, and no input gradient of the first layer;
     # the last two layers are still there.
     assert results[3]["all_gather"] == parameters + layers - 3
+
+
+CASTS = {
+    "cast": lambda w: w.cast("bfloat16"),
+    "cast and transposed": lambda w: w.cast("bfloat16").transpose(),
+    "transposed and cast": lambda w: w.transpose().cast("bfloat16"),
+    "cast in pieces": lambda w: w.reshape((4, 4, 16)).cast("bfloat16").reshape((16, 16)),
+}
+
+
+def cast_job(name: str) -> Job:
+    """Regression by layers whose weights the program itself casts."""
+
+    class Layer(pc.nn.Module):
+        def __init__(self) -> None:
+            self.weight = pc.nn.Parameter((16, 16), "float32", "normal", (0, 0.1))
+
+        def forward(self, x: pc.Value) -> pc.Value:
+            return (x.cast("bfloat16") @ CASTS[name](self.weight.value)).cast("float32").tanh()
+
+    placement = mesh(2)
+    with pc.job("casts") as job:
+        layers = pc.nn.ModuleList(Layer() for _ in range(3)).place(placement)
+        x = pc.normal((8, 16), placement=placement).redistribute(sbp="S(0)")
+        target = x
+        for layer in layers:
+            x = layer(x)
+        loss = pc.square(x - target).mean()
+        pc.optim.AdamW(1e-2).minimize(loss)
+        pc.output("loss", loss)
+    return job
+
+
+@pytest.mark.parametrize("name", CASTS)
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_gradients_of_cast_weights_are_reduced_to_shards(name: str, zero: int) -> None:
+    """In the narrow dtype: the cast back to float32 works on the shard."""
+    job = cast_job(name)
+    result = compiled(job, zero=zero)
+    counted = collectives(result)
+    assert counted["reduce_scatter"] == (0 if zero == 1 else 3)
+    assert counted["all_reduce"] == (4 if zero == 1 else 1)  # one is that of the loss
+    reduced = [
+        family.outputs[0].dtype
+        for family in result.graph.families
+        if family.transfer is not None and family.transfer.primitive is Primitive.REDUCE_SCATTER
+    ]
+    assert set(reduced) <= {DType.BFLOAT16}
+    expected = losses(job, STEPS)
+    assert losses(job, STEPS, zero=zero) == expected
+    assert expected[-1] < expected[0]
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
