@@ -22,6 +22,9 @@ Times = np.ndarray[Any, np.dtype[np.int64]]
 Spans = np.ndarray[Any, np.dtype[np.int64]]
 """Rows of (begin, end)."""
 
+LABELS = "process_labels"
+"""The metadata event whose label is the digest of a rank's plan."""
+
 COMMUNICATION = frozenset(
     map(
         str,
@@ -85,6 +88,8 @@ class Timeline:
     """[steps, actions of a step]"""
     cut_short: bool = False
     """Whether the run went on beyond what was recorded."""
+    plan: str = ""
+    """The digest of the rank's plan; empty where none ran as a whole."""
 
     @cached_property
     def columns(self) -> tuple[tuple[int, int], ...]:
@@ -179,7 +184,8 @@ def chrome_events(
 
 def _names(timeline: Timeline) -> Iterator[dict[str, Any]]:
     def name(what: str, value: object, thread: int = 0) -> dict[str, Any]:
-        key = "sort_index" if what.endswith("sort_index") else "name"
+        key = "labels" if what == LABELS else "name"
+        key = "sort_index" if what.endswith("sort_index") else key
         return {
             "ph": "M",
             "name": what,
@@ -190,6 +196,8 @@ def _names(timeline: Timeline) -> Iterator[dict[str, Any]]:
 
     yield name("process_name", f"{timeline.job} rank {timeline.rank}")
     yield name("process_sort_index", timeline.rank)
+    if timeline.plan:
+        yield name(LABELS, timeline.plan)
     for stream, thread in _threads(timeline).items():
         yield name("thread_name", stream, thread)
         yield name("thread_sort_index", thread, thread)

@@ -45,6 +45,7 @@ from plancompiler.ir.whole_file import (
     write_whole,
 )
 from plancompiler.plan.arrays import arrays_from_bytes, arrays_to_bytes
+from plancompiler.plan.digest import plan_digest
 from plancompiler.plan.plan import Plan, Task
 
 EVENTS = 1_000_000
@@ -94,7 +95,9 @@ class Recorder:
         self._step_cells = 2 * actions
         self._size = _HEAD + self._step_cells * steps
         self._first_step = first_step
-        header = _header(plan.job, plan.rank, first_step, labels, register_labels(plan))
+        header = _header(
+            plan.job, plan.rank, first_step, labels, register_labels(plan), plan_digest(plan)
+        )
         try:
             self._map = _mapped(folder / f"rank_{plan.rank}.times", self._size * _CELL)
             write_whole(folder / f"rank_{plan.rank}.json", (json.dumps(header).encode(),))
@@ -151,6 +154,7 @@ def _header(
     first_step: int,
     tasks: tuple[TaskLabel, ...],
     registers: tuple[RegisterLabel, ...],
+    plan: str,
 ) -> dict[str, Any]:
     return {
         "job": job,
@@ -158,6 +162,7 @@ def _header(
         "first_step": first_step,
         "tasks": list(map(asdict, tasks)),
         "registers": list(map(asdict, registers)),
+        "plan": plan,
     }
 
 
@@ -272,6 +277,7 @@ def _read(path: Path) -> Timeline:
         times[..., 0],
         times[..., 1],
         bool(cells[0]),
+        header.text("plan"),
     )
 
 
@@ -316,7 +322,12 @@ def recorded_bytes(folder: Path, rank: int) -> bytes:
     """What a rank has recorded in a folder so far, for `timelines_from_bytes`."""
     timeline = _read(folder / f"rank_{rank}.json")
     header = _header(
-        timeline.job, timeline.rank, timeline.first_step, timeline.tasks, timeline.registers
+        timeline.job,
+        timeline.rank,
+        timeline.first_step,
+        timeline.tasks,
+        timeline.registers,
+        timeline.plan,
     ) | {
         "cut_short": timeline.cut_short,
         "clock": _clock(),
@@ -376,6 +387,7 @@ def _timeline_from_bytes(data: bytes, epochs: dict[str, int]) -> Timeline:
         np.where(begins > 0, begins + epoch, 0),
         np.where(ends > 0, ends + epoch, 0),
         header.flag("cut_short"),
+        header.text("plan"),
     )
 
 

@@ -2,7 +2,8 @@
 and when each of its tasks did.
 
 The file holds the job as text, which is compiled again: that gives the shapes and layouts that the
-events do not have. Only what the tasks of these plans are called is taken from the file.
+events do not have. They must be the plans whose digests the file holds, so that the job is the one
+that the times are of.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import numpy as np
 
 from plancompiler.costs.measured_tasks import PROCESSES, THREADS
 from plancompiler.errors import UsageError, WireFormatError
-from plancompiler.executor.timeline import Timeline, register_labels, task_labels
+from plancompiler.executor.timeline import LABELS, Timeline, register_labels, task_labels
 from plancompiler.ir import verify_job
 from plancompiler.ir.job_parser import parse_job
 from plancompiler.ir.strict_json import JsonObject, parse_json
 from plancompiler.ir.whole_file import read_file
 from plancompiler.lower.compile import compile_plans
 from plancompiler.ops.verify_types import verify_types
+from plancompiler.plan.digest import plan_digest
 from plancompiler.plan.plan import Plan
 
 MAX_BYTES = 1 << 30
@@ -59,7 +61,26 @@ def read_trace(path: Path) -> tuple[dict[int, Plan], str, tuple[Timeline, ...]]:
             f"{what} lacks ranks", got=f"{len(times)} ranks", expected=f"those of {job.name}"
         )
     plans = dict(compile_plans(job, len(times)).plans)
+    digests = _digests(trace)
+    for rank, plan in plans.items():
+        if (expected := plan_digest(plan)) != digests.get(rank):
+            raise UsageError(
+                "a timeline is of another job",
+                rank=rank,
+                got=f"the plan {digests[rank]}" if rank in digests else "times of no plan",
+                expected=f"the plan {expected}, which {job.name} compiles to as its text says",
+                hint="learn from the file as it was written, with the version that wrote it",
+            )
     return plans, backend, tuple(_timeline(plans[rank], times[rank]) for rank in sorted(plans))
+
+
+def _digests(trace: JsonObject) -> dict[int, str]:
+    """Of the plans of ranks."""
+    return {
+        event.number("pid"): event.inner("args").text("labels")
+        for event in trace.objects("traceEvents")
+        if event.get("ph") == "M" and event.get("name") == LABELS
+    }
 
 
 def _times_by_rank(trace: JsonObject) -> dict[int, _Times]:

@@ -31,6 +31,7 @@ from plancompiler.executor.timeline import (
 )
 from plancompiler.executor.trace import Recorder, Recording
 from plancompiler.ir.pipeline import Segment, SegmentKind, Slot
+from plancompiler.plan.digest import plan_digest
 from tests.executor.host_world import HostWorld
 from tests.executor.plans import chain, data_parallel, failing, pipeline
 
@@ -120,6 +121,7 @@ def test_events_say_what_ran(tmp_path: Path) -> None:
     }
     names = {(event["name"], event["tid"]): event["args"] for event in events if event["ph"] == "M"}
     assert names["process_name", 0] == {"name": "sketch rank 0"}
+    assert names["process_labels", 0] == {"labels": plan_digest(chain()[0])}
     assert names["thread_name", event["tid"]] == {"name": "compute"}
 
 
