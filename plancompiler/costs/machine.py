@@ -151,8 +151,9 @@ class Machine:
                 f"machine {self.name!r} has fewer devices than the job has ranks",
                 got=f"{ranks} ranks",
                 expected=f"at most {self.devices}",
-                hint="its file's `node.devices`, times `network.nodes`, says how many there are: a "
-                "machine that was calibrated has one for each core",
+                hint="give fewer ranks, or another machine; its file's `node.devices`, times "
+                "`network.nodes`, says how many there are, one for each core where it was "
+                "calibrated",
             )
 
 

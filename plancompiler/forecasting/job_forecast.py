@@ -208,7 +208,6 @@ def forecast(
     config = config_of(job)
     known = chosen_machine(config.machine if machine is None else machine)
     world_size = job.world_size if ranks is None else ranks
-    known.check_devices(world_size)
     # The setting of a shipped machine is its name, so that the job is the one a user would write.
     setting = known.name if _is_shipped(known) else known.text
     job = replace(job, config=replace(config, machine=setting))

@@ -123,9 +123,10 @@ def build_graph(
     records: list[PassRecord] | None = None,
 ) -> BoxingTaskGraph:
     """The master's part: passes, SBP inference, boxing. `seconds` receives the time per stage,
-    `records` what each pass did.
+    `records` what each pass did. A UsageError for more ranks than the job's machine has devices.
     """
     require_rank_fits(world_size - 1)
+    machine_of_job(job).check_devices(world_size)
     seconds = {} if seconds is None else seconds
     with timed(seconds, "passes"):
         job, done = run_passes(with_chosen_regions(job, world_size))

@@ -21,7 +21,7 @@ from plancompiler.forecasting import Forecast
 from plancompiler.forecasting.fitting import changes_of
 from plancompiler.forecasting.traffic import received_in_step, received_of_task
 from plancompiler.ir import Job
-from plancompiler.lower.compile import compile_plans
+from plancompiler.lower.compile import MODES, compile_plans
 from plancompiler.passes import config_of
 from plancompiler.plan.plan import CollectiveSpec
 from plancompiler.simulate import simulate
@@ -162,6 +162,18 @@ def test_more_ranks_than_the_machine_has(tmp_path: Path) -> None:
         pc.forecast(gpt(dp=3), path)
     with pytest.raises(UsageError, match="fewer devices"):
         pc.forecast(gpt(dp=1), path, ranks=3)
+    too_many = replace(gpt(dp=3), config=pc.Config(machine=path))
+    for mode in MODES:
+        with pytest.raises(UsageError, match="fewer devices"):
+            compile_plans(too_many, 3, mode)
+    with pytest.raises(UsageError, match="fewer devices"):
+        pc.run(too_many)
+    for command in ("compile", "run", "forecast"):
+        arguments = [command, str(EXAMPLES / "mlp.py"), "--ranks", "3", "--machine", str(path)]
+        result = CliRunner().invoke(cli, arguments)
+        assert result.exit_code == 2
+        assert "fewer devices" in result.output
+        assert "What to do: give fewer ranks" in result.output
 
 
 SPREAD = {
@@ -326,7 +338,8 @@ CHECKED = (str(EXAMPLES / "gpt.py"), *SMALL, "--check", "--check-steps", "1")
 
 def test_the_command_compares_with_a_run() -> None:
     known = json.loads(run(*CHECKED, "--json"))
-    assert known["error"]["memory"] == 0
+    assert known["error"]["memory"] == known["error"]["traffic"] == 0
+    assert known["measured"]["traffic_bytes"] == known["traffic_bytes"]["total"] > 0
     assert known["measured"]["step_seconds"] > 0
 
 
