@@ -30,7 +30,12 @@ import numpy as np
 import plancompiler as pc
 from plancompiler.cli.job_file import load_job
 from plancompiler.forecasting.calibrate import Calibration
-from plancompiler.forecasting.measured_run import held_memory, run_steps, total_memory
+from plancompiler.forecasting.measured_run import (
+    held_memory,
+    run_steps,
+    sent_payload,
+    total_memory,
+)
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 WORLDS = ("alone", "threads", "processes")
@@ -69,6 +74,7 @@ class Configuration:
             "name": self.name,
             "world": self.world,
             "memory_equal": total_memory(known) == held_memory(known),
+            "traffic_equal": known.traffic_bytes == sent_payload(known),
             "predicted_ms": known.step_seconds * 1e3,
             "measured_ms": [each * 1e3 for each in self.seconds],
             "error": known.step_seconds / min(first, again) - 1.0,
@@ -182,7 +188,8 @@ def main() -> None:
 def _summary(world: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     summary: dict[str, Any] = {"benchmark": "forecast_here", "world": world}
     summary["configurations"] = len(rows)
-    summary["memory_equal"] = all(row["memory_equal"] for row in rows)
+    for equal in ("memory_equal", "traffic_equal"):
+        summary[equal] = all(row[equal] for row in rows)
     for figure in ("error", "noise"):
         sizes = [abs(row[figure]) for row in rows]
         summary[figure] = {

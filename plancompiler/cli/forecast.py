@@ -222,6 +222,12 @@ def _print_check(predicted: Forecast, measured: MeasuredRun) -> None:
                 f"{error['memory']:+.2%}",
             ),
             (
+                "traffic of all ranks",
+                format_bytes(predicted.traffic_bytes),
+                format_bytes(measured.traffic_bytes),
+                f"{error['traffic']:+.2%}",
+            ),
+            (
                 "step",
                 f"{predicted.step_seconds * 1e3:.3f} ms",
                 f"{measured.step_seconds * 1e3:.3f} ms",

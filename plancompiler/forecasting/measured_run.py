@@ -1,4 +1,6 @@
-"""A run of a job on this host, to learn from or to compare with: what it holds, what steps take."""
+"""A run of a job on this host, to learn from or to compare with: what it holds, what goes between
+its ranks, what steps take.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ import numpy as np
 
 from plancompiler.executor.local_run import LocalWorld
 from plancompiler.executor.timeline import Timeline
+from plancompiler.forecasting.counted_wire import CountedWorld
 from plancompiler.forecasting.job_forecast import Forecast
 from plancompiler.ir import Job
 from plancompiler.lower.compile import compile_plans
@@ -75,6 +78,9 @@ class MeasuredRun:
     memory_bytes: int
     """Of arrays of all ranks, once they are prepared as threads: what NumPy took, as Python traced
     it."""
+    traffic_bytes: int
+    """Of data that came to all ranks in a step, counted where threads that share no memory handed
+    it over."""
     step_seconds: float
     """The lower quartile of the timed steps."""
 
@@ -82,14 +88,23 @@ class MeasuredRun:
         """As `plancompiler forecast --check --json` adds it: `measured`, and `error`, which is
         relative to what was measured.
         """
-        predicted = total_memory(forecast)
         return {
-            "measured": {"memory_bytes": self.memory_bytes, "step_seconds": self.step_seconds},
+            "measured": {
+                "memory_bytes": self.memory_bytes,
+                "traffic_bytes": self.traffic_bytes,
+                "step_seconds": self.step_seconds,
+            },
             "error": {
-                "memory": predicted / self.memory_bytes - 1.0,
-                "step": forecast.step_seconds / self.step_seconds - 1.0,
+                "memory": _error(total_memory(forecast), self.memory_bytes),
+                "traffic": _error(forecast.traffic_bytes, self.traffic_bytes),
+                "step": _error(forecast.step_seconds, self.step_seconds),
             },
         }
+
+
+def _error(predicted: float, measured: float) -> float:
+    """Relative to what was measured, or where that is nothing, to what was predicted."""
+    return (predicted - measured) / (measured or predicted or 1.0)
 
 
 def total_memory(forecast: Forecast) -> int:
@@ -100,8 +115,9 @@ def total_memory(forecast: Forecast) -> int:
 def run_measured(forecast: Forecast, opened: Open, steps: int | None = None) -> MeasuredRun:
     """Run the job of a forecast as its `backend` says. A FeedError for a job that is fed."""
     held = held_memory(forecast)
-    # Tracing makes steps slower, so that they are timed in a run of their own.
-    return MeasuredRun(held, step_of(forecast, opened, steps))
+    # Tracing and counting make steps slower, so that they are timed in a run of their own.
+    seconds = step_of(forecast, opened, steps)
+    return MeasuredRun(held, sent_payload(forecast), seconds)
 
 
 def step_of(forecast: Forecast, opened: Open, steps: int | None = None) -> float:
@@ -117,14 +133,20 @@ def held_memory(forecast: Forecast) -> int:
     plans = compile_plans(forecast.job, forecast.ranks).plans
     tracemalloc.start()
     try:
-        before = _held_arrays()
+        before = held_arrays()
         with LocalWorld(plans):
-            return _held_arrays() - before
+            return held_arrays() - before
     finally:
         tracemalloc.stop()
 
 
-def _held_arrays() -> int:
+def sent_payload(forecast: Forecast) -> int:
+    """Bytes of data that go between all ranks in a step."""
+    with CountedWorld(compile_plans(forecast.job, forecast.ranks).plans) as world:
+        return world.payload_of_step().total()
+
+
+def held_arrays() -> int:
     """Bytes of NumPy's arrays. One without elements is given a byte, which is not counted."""
     gc.collect()
     only = tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)

@@ -12,10 +12,11 @@ import plancompiler as pc
 from plancompiler.costs.choice import FOLDER
 from plancompiler.executor.local_run import LocalWorld
 from plancompiler.forecasting import forecast
+from plancompiler.forecasting.counted_wire import CountedWorld
+from plancompiler.forecasting.measured_run import held_arrays
 from plancompiler.ir import Job
 from plancompiler.lower.compile import compile_plans
 from tests.examples import gpt, mlp
-from tests.forecasting.wire import held_arrays, measured
 from tests.passes.worlds import configured, mesh, tower_job
 
 JOBS = {
@@ -81,8 +82,16 @@ def test_ranks_on_hosts_of_their_own(name: str, apart: Path) -> None:
     job: Job = JOBS[name]()
     expected = forecast(job, apart)
     plans = compile_plans(expected.job, job.world_size, "rank_per_iter").plans
-    held, payload = measured(plans)
-    assert total(expected) == held
+    tracemalloc.start()
+    try:
+        before = held_arrays()
+        with CountedWorld(plans) as world:
+            assert total(expected) == held_arrays() - before
+            tracemalloc.stop()  # which makes steps slow
+            payload = world.payload_of_step()
+            assert world.payload_of_step() == payload
+    finally:
+        tracemalloc.stop()
     received: Counter[tuple[int, int]] = Counter()
     for each, one in expected.received():
         if len(each.ranks) == 1:

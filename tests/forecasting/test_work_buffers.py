@@ -14,6 +14,7 @@ from click.testing import CliRunner
 import plancompiler as pc
 from plancompiler.blas.numba_choice import numba_version
 from plancompiler.cli.program import cli
+from plancompiler.forecasting.measured_run import held_arrays
 from plancompiler.forecasting.memory import WorkBuffers, work_buffers
 from plancompiler.ir import Job, TensorType
 from plancompiler.ir.task import TaskKind
@@ -22,7 +23,6 @@ from plancompiler.ops.kernel import kernel_for, scratch_of
 from plancompiler.ops.registry import KernelContext, Scratch, op_def
 from plancompiler.plan.plan import ComputeSpec, Plan
 from tests.examples import EXAMPLES, gpt, mlp
-from tests.forecasting.wire import held_arrays
 
 NUMPYS_OWN = 1 << 16
 """Bytes that NumPy's functions may take for buffers of their iterators, and Python for objects."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -10,8 +11,8 @@ import plancompiler as pc
 from plancompiler.eager import spawn
 from plancompiler.executor.comm.messages import MessageLink
 from plancompiler.executor.runtime import Runtime
+from plancompiler.forecasting.counted_wire import Wire, WireEnd
 from plancompiler.lower.compile import compile_plans
-from tests.forecasting.wire import Port, Switch, in_threads
 from tests.integration import test_experts as experts
 from tests.integration import test_ring_attention as rings
 
@@ -21,13 +22,13 @@ STEPS = 3  # pieces and slots are used again
 
 def outputs_of(job: pc.Job, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The last step's outputs of ranks as threads on a wire of messages."""
-    plans, switch = compile_plans(job, job.world_size).plans, Switch()
+    plans, wire = compile_plans(job, job.world_size).plans, Wire()
     outputs: dict[str, np.ndarray] = {}
 
     def run(rank: int) -> None:
         runtime = Runtime(
             plans[rank],
-            MessageLink(rank, Port(rank, switch)),
+            MessageLink(rank, WireEnd(rank, wire)),
             on_outputs=lambda step, name, value: outputs.update({name: value}),
         )
         try:
@@ -39,9 +40,10 @@ def outputs_of(job: pc.Job, feeds: Mapping[str, np.ndarray]) -> dict[str, np.nda
             runtime.close()
 
     try:
-        in_threads(run, list(plans))
+        with ThreadPoolExecutor(len(plans)) as pool:
+            list(pool.map(run, plans))
     finally:
-        switch.close()
+        wire.close()
     return outputs
 
 
