@@ -17,22 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from plancompiler.boxing.graph import BoxingTaskGraph
+from plancompiler.boxing.exchange import Exchange, exchange_readers, exchange_sources
+from plancompiler.boxing.graph import BoxingTaskGraph, RankSlice
 from plancompiler.boxing.slices import Slicer
-from plancompiler.ir import Placement
-from plancompiler.ir.shard import Region, region_shape
-from plancompiler.ir.task import TaskKind, unpack_id
-from plancompiler.lower.rank import plan_of_tasks
-from plancompiler.lower.rank_task_graph import RankTask, RankTaskGraph
-from plancompiler.lower.rebuild import rebuild_rank_task_graph
-from plancompiler.plan.plan import (
-    CollectiveSpec,
-    ComputeSpec,
-    CopySpec,
-    Plan,
-    SliceSpec,
-    TaskSpec,
-)
+from plancompiler.ir import Broadcast, NdSbp, Partial, Placement
+from plancompiler.ir.shard import local_shape, piece_shape, region_shape, shard_region
+from plancompiler.ir.task import CROSSING, Primitive, TaskKind
+from plancompiler.lower.emit import emit_plan
+from plancompiler.lower.rank_task_graph import RankTaskGraph
+from plancompiler.lower.rebuild import exchange_of, piece_axes, rebuild_rank_task_graph
+from plancompiler.ops.registry import op_def
+from plancompiler.plan.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -78,7 +73,7 @@ def rank_classes(graph: BoxingTaskGraph) -> RankClasses:
         by_slice.setdefault(id(slicer.for_rank(rank)), []).append(rank)
     placements = tuple(dict.fromkeys(placed.op.placement for placed in graph.ops))
     known = _Known(slicer)
-    groups: list[_Group] = []
+    groups: list[_Alike] = []
     for ranks in by_slice.values():
         boxes = _uniform_parts(_box_of(placements, ranks), known.form)
         groups.extend(_grouped(boxes, known.form))
@@ -87,9 +82,9 @@ def rank_classes(graph: BoxingTaskGraph) -> RankClasses:
         of_rank = _numbers(map(_ranks, groups), graph.world_size)
 
         def peers(rank: int, of_rank: Sequence[int] = of_rank) -> Hashable:
-            return _peers(known.tasks(rank), of_rank)
+            return known.peers(rank, of_rank)
 
-        refined: list[_Group] = []
+        refined: list[_Alike] = []
         for group in groups:
             boxes = (part for box in group for part in _uniform_parts(box, peers))
             refined.extend(_grouped(boxes, peers))
@@ -98,38 +93,47 @@ def rank_classes(graph: BoxingTaskGraph) -> RankClasses:
         groups = refined
     classes: list[RankClass] = []
     for ranks in map(_ranks, groups):
-        shares = [ranks]
-        if len(ranks) > 1 and known.tasks(ranks[0]).outputs:
-            # The one that reports outputs keeps them until then.
-            shares = [ranks[:1], ranks[1:]]
-        for share in shares:
-            plan = plan_of_tasks(known.tasks(share[0]))
-            classes.append(RankClass(plan, tuple(share), ranks[0]))
+        tasks = known.tasks(ranks[0])
+        # The one that reports outputs keeps them until then.
+        apart = len(ranks) > 1 and bool(tasks.outputs)
+        # These plans are read, and not run: they are not verified.
+        plan = emit_plan(tasks)
+        classes.append(RankClass(plan, tuple(ranks[:1] if apart else ranks), ranks[0]))
+        if apart:
+            plan = emit_plan(known.tasks(ranks[1]))
+            classes.append(RankClass(plan, tuple(ranks[1:]), ranks[0]))
     return RankClasses(tuple(classes), _numbers((each.ranks for each in classes), graph.world_size))
 
 
 class _Known:
-    """The tasks of the ranks that were looked at."""
+    """What is known of the ranks that were looked at."""
 
     def __init__(self, slicer: Slicer) -> None:
         self._slicer = slicer
-        self._tasks: dict[int, RankTaskGraph] = {}
+        self._slices: dict[int, _Slice] = {}
+        """By the identity of what the slicer gives."""
         self._forms: dict[int, Hashable] = {}
         self._distinct: dict[Hashable, Hashable] = {}
         """Equal forms are one object, so that they are compared fast."""
 
     def tasks(self, rank: int) -> RankTaskGraph:
-        known = self._tasks.get(rank)
-        if known is None:
-            known = rebuild_rank_task_graph(self._slicer.for_rank(rank), rank)
-            self._tasks[rank] = known
-        return known
+        return rebuild_rank_task_graph(self._slicer.for_rank(rank), rank)
 
     def form(self, rank: int) -> Hashable:
         if rank not in self._forms:
-            form = _form(self.tasks(rank))
+            form = self._slice(rank).form(rank)
             self._forms[rank] = self._distinct.setdefault(form, form)
         return self._forms[rank]
+
+    def peers(self, rank: int, of_rank: Sequence[int]) -> Hashable:
+        return self._slice(rank).peers(rank, of_rank)
+
+    def _slice(self, rank: int) -> _Slice:
+        rank_slice = self._slicer.for_rank(rank)
+        known = self._slices.get(id(rank_slice))
+        if known is None:
+            known = self._slices[id(rank_slice)] = _Slice(rank_slice, rank)
+        return known
 
 
 def _numbers(groups: Iterable[Sequence[int]], world_size: int) -> list[int]:
@@ -180,20 +184,20 @@ class _Box:
         )
 
 
-_Group = list[_Box]
+_Alike = list[_Box]
 """Ranks that do alike."""
 
 
-def _first(group: _Group) -> int:
+def _first(group: _Alike) -> int:
     return min(box.first for box in group)
 
 
-def _ranks(group: _Group) -> list[int]:
+def _ranks(group: _Alike) -> list[int]:
     return sorted(rank for box in group for rank in box.ranks.tolist())
 
 
-def _grouped(boxes: Iterable[_Box], key: Callable[[int], Hashable]) -> list[_Group]:
-    groups: dict[Hashable, _Group] = {}
+def _grouped(boxes: Iterable[_Box], key: Callable[[int], Hashable]) -> list[_Alike]:
+    groups: dict[Hashable, _Alike] = {}
     for box in boxes:
         groups.setdefault(key(box.first), []).append(box)
     return list(groups.values())
@@ -254,63 +258,130 @@ def _cut(
     return axis, int(low[axis] + high[axis] + 1) // 2
 
 
-def _form(graph: RankTaskGraph) -> Hashable:
-    """All that a rank's plan is made of but for numbers of ranks, places in global tensors, and the
-    outputs, which one rank of a placement reports.
+# --- what tells ranks of a slice apart ------------------------------------------------------------
+
+
+_Layout = tuple[tuple[int, ...], Placement, NdSbp]
+"""A global shape, and how it lies on a mesh."""
+_Group = tuple[Placement, tuple[int, ...]]
+"""Ranks of a mesh that differ along these axes only."""
+
+
+class _Slice:
+    """That of a slice by which the tasks of its ranks differ: so a rank is looked at without making
+    its tasks, of which most differ by their shapes alone, and these by few layouts.
     """
-    return (
-        tuple(
-            (*unpack_id(register.id)[1:], register.shape, len(register.remote_consumers))
-            for register in graph.registers.values()
-        ),
-        tuple((*unpack_id(each.id)[1:], each.shape) for each in graph.remote_registers),
-        tuple(
-            _form_of_task(graph, task) for task in graph.tasks if task.kind is not TaskKind.OUTPUT
-        ),
-    )
+
+    def __init__(self, rank_slice: RankSlice, rank: int) -> None:
+        """`rank` is any of its ranks."""
+        layouts: dict[_Layout, None] = {}
+        read: dict[Exchange, None] = {}
+        crossing: dict[Exchange, None] = {}
+        groups: dict[_Group, None] = {}
+        passing: dict[_Group, None] = {}
+        partialised: dict[_Group, None] = {}
+        pipeline = rank_slice.pipeline
+        for placed in rank_slice.ops:
+            op, signature = placed.op, placed.signature
+            axes = piece_axes(op, pipeline)
+            for value, axis, sbp in zip(
+                (*op.inputs, *op.outputs),
+                (*axes[0], *axes[1]),
+                (*signature.inputs, *signature.outputs),
+                strict=True,
+            ):
+                shape = value.shape
+                if axis >= 0 and pipeline is not None:
+                    shape = piece_shape(shape, axis, pipeline.microbatches)
+                layouts[shape, op.placement, sbp] = None
+            way = op_def(op.kind).passing
+            if way is not None:
+                hierarchy = op.placement.hierarchy
+                along = way.mesh_axes(signature.inputs, signature.outputs, hierarchy)
+                if along:
+                    groups[op.placement, along] = passing[op.placement, along] = None
+        for family in rank_slice.families:
+            transfer, placement = family.transfer, family.placement
+            if transfer is None:
+                continue
+            if transfer.primitive is Primitive.EXCHANGE:
+                exchange = exchange_of(family)
+                if family.kind in CROSSING:
+                    crossing[exchange] = None
+                if rank in placement:
+                    read[exchange] = None
+            if rank not in placement:
+                continue
+            for layout in family.outputs:
+                layouts[layout.shape, placement, layout.sbp] = None
+            if transfer.primitive is Primitive.SLICE and transfer.src_sbp is not None:
+                layouts[family.outputs[0].shape, placement, transfer.src_sbp] = None
+            if transfer.primitive is Primitive.PARTIALISE:
+                partialised[placement, transfer.mesh_axes] = None
+            if family.kind is TaskKind.COLLECTIVE_BOXING:
+                groups[placement, transfer.mesh_axes] = None
+        self._layouts = tuple(
+            each
+            for each in layouts
+            if not all(isinstance(entry, (Broadcast, Partial)) for entry in each[2])
+        )
+        self._read, self._crossing = tuple(read), tuple(crossing)
+        self._groups, self._passing = tuple(groups), tuple(passing)
+        self._partialised = tuple(partialised)
+
+    def form(self, rank: int) -> Hashable:
+        """All that a rank's plan is made of but for numbers of ranks, places in global tensors, and
+        the outputs, which one rank of a placement reports.
+        """
+        at = _Coordinates(rank)
+        return (
+            tuple(
+                region_shape(shard_region(shape, placement.hierarchy, sbp, at[placement]))
+                for shape, placement, sbp in self._layouts
+            ),
+            # The first along the axes keep a value that others make nothing of.
+            tuple(
+                all(at[placement][axis] == 0 for axis in axes)
+                for placement, axes in self._partialised
+            ),
+            tuple(
+                tuple(
+                    (
+                        piece.rank == rank,
+                        region_shape(piece.source),
+                        local_shape(each.shape, each.src_placement, each.src_sbp, piece.rank),
+                    )
+                    for piece in exchange_sources(each, rank)
+                )
+                for each in self._read
+            ),
+            tuple(len(exchange_readers(each, rank)) for each in self._crossing),
+        )
+
+    def peers(self, rank: int, of_rank: Sequence[int]) -> Hashable:
+        """The classes with which a rank has collectives. Those that stand for the members must
+        agree on who they are, or some would wait for others that have no such collective.
+        """
+        numbers: dict[tuple[int, ...], int] = {}
+        members = []
+        for placement, axes in self._groups:
+            ranks = placement.group(rank, axes)
+            own = numbers.setdefault(ranks, len(numbers))  # groups of two meshes may be the same
+            members.append((own, tuple(sorted({of_rank[each] for each in ranks}))))
+        before = []
+        for placement, axes in self._passing:  # whose inputs go round come of this one
+            ranks = placement.group(rank, axes)
+            before.append(of_rank[ranks[ranks.index(rank) - 1]])
+        return tuple(members), tuple(before)
 
 
-def _form_of_task(graph: RankTaskGraph, task: RankTask) -> Hashable:
-    return (
-        *unpack_id(task.id)[1:],
-        tuple(unpack_id(register)[1:] for register in task.inputs),
-        _form_of_spec(graph, task.spec),
-    )
+class _Coordinates(dict[Placement, tuple[int, ...]]):
+    """A rank's places in meshes."""
 
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self._rank = rank
 
-def _form_of_spec(graph: RankTaskGraph, spec: TaskSpec) -> Hashable:
-    if isinstance(spec, ComputeSpec):
-        return _shapes(spec.input_regions), _shapes(spec.output_regions), spec.lanes
-    if isinstance(spec, CollectiveSpec):
-        return len(graph.communicators[spec.communicator].ranks)
-    if isinstance(spec, CopySpec):
-        return region_shape(spec.region)
-    if isinstance(spec, SliceSpec):
-        return tuple((piece.input, region_shape(piece.source)) for piece in spec.pieces)
-    return None
-
-
-def _shapes(regions: tuple[Region, ...]) -> tuple[tuple[int, ...], ...]:
-    return tuple(map(region_shape, regions))
-
-
-def _peers(graph: RankTaskGraph, of_rank: Sequence[int]) -> Hashable:
-    """The classes with which a rank has collectives. Those that stand for the members must agree on
-    who they are, or some would wait for others that have no such collective.
-    """
-    return (
-        tuple(
-            tuple(sorted({of_rank[rank] for rank in each.ranks})) for each in graph.communicators
-        ),
-        tuple(
-            of_rank[_before(graph, task.spec)]
-            for task in graph.tasks
-            if isinstance(task.spec, ComputeSpec) and task.spec.lanes
-        ),
-    )
-
-
-def _before(graph: RankTaskGraph, spec: ComputeSpec) -> int:
-    """The rank from which inputs that go round come."""
-    ranks = graph.communicators[spec.communicator].ranks
-    return ranks[ranks.index(graph.rank) - 1]
+    def __missing__(self, placement: Placement) -> tuple[int, ...]:
+        place = self[placement] = placement.coordinates(placement.parallel_id(self._rank))
+        return place

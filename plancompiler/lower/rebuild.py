@@ -32,7 +32,7 @@ from plancompiler.ir import (
     Split,
     Value,
 )
-from plancompiler.ir.pipeline import WHOLE_STEP
+from plancompiler.ir.pipeline import WHOLE_STEP, Pipeline
 from plancompiler.ir.shard import (
     Region,
     local_shape,
@@ -174,8 +174,7 @@ class _RankGraphBuilder:
         segment = 0 if micro is None else micro.segment
         repeated = self._segments[segment].kind.per_microbatch
         per_microbatch = repeated and not op_def(op.kind).collects
-        input_axes = _split_axes(micro.inputs if micro and repeated else (), len(op.inputs))
-        output_axes = _split_axes(micro.outputs if micro and repeated else (), len(op.outputs))
+        input_axes, output_axes = piece_axes(op, self._slice.pipeline)
         input_regions = self._regions(op.inputs, input_axes, op, placed.signature.inputs)
         output_regions = self._regions(op.outputs, output_axes, op, placed.signature.outputs)
         for slot, (value, sbp) in enumerate(zip(op.outputs, placed.signature.outputs, strict=True)):
@@ -558,8 +557,19 @@ class _RankGraphBuilder:
         )
 
 
+def piece_axes(op: Op, pipeline: Pipeline | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Per input, and per output, the axis along which micro-batches split it, or -1."""
+    micro = op.micro
+    if (
+        micro is None
+        or pipeline is None
+        or not pipeline.segments[micro.segment].kind.per_microbatch
+    ):
+        return (-1,) * len(op.inputs), (-1,) * len(op.outputs)
+    return _split_axes(micro.inputs, len(op.inputs)), _split_axes(micro.outputs, len(op.outputs))
+
+
 def _split_axes(over: Sequence[Sbp], count: int) -> tuple[int, ...]:
-    """Per operand, the axis along which micro-batches split it, or -1."""
     if not over:
         return (-1,) * count
     return tuple(sbp.axis if isinstance(sbp, Split) else -1 for sbp in over)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Hashable, Iterator
 
 import numpy as np
 import pytest
@@ -13,9 +12,12 @@ from plancompiler.boxing.graph import BoxingTaskGraph
 from plancompiler.boxing.slices import Slicer
 from plancompiler.forecasting import rank_classes as classes_module
 from plancompiler.forecasting.rank_classes import RankClasses, rank_classes
+from plancompiler.ir.shard import Region, region_shape
+from plancompiler.ir.task import TaskKind, unpack_id
 from plancompiler.lower.compile import build_graph
-from plancompiler.lower.rank_task_graph import RankTaskGraph
+from plancompiler.lower.rank_task_graph import RankTask, RankTaskGraph
 from plancompiler.lower.rebuild import rebuild_rank_task_graph
+from plancompiler.plan.plan import CollectiveSpec, ComputeSpec, CopySpec, SliceSpec, TaskSpec
 
 
 def two_layers(dp: int, tp: int, width: int, rows: int, **settings: object) -> pc.Job:
@@ -61,15 +63,52 @@ def test_all_ranks_of_a_class_have_its_tasks(layout: dict[str, int]) -> None:
     check_classes(build_graph(two_layers(**layout), layout["dp"] * layout["tp"]))
 
 
+def form(graph: RankTaskGraph) -> Hashable:
+    """All that a rank's plan is made of but for numbers of ranks, places in global tensors, and the
+    outputs, which one rank of a placement reports.
+    """
+    return (
+        tuple(
+            (*unpack_id(register.id)[1:], register.shape, len(register.remote_consumers))
+            for register in graph.registers.values()
+        ),
+        tuple((*unpack_id(each.id)[1:], each.shape) for each in graph.remote_registers),
+        tuple(
+            form_of_task(graph, task) for task in graph.tasks if task.kind is not TaskKind.OUTPUT
+        ),
+    )
+
+
+def form_of_task(graph: RankTaskGraph, task: RankTask) -> Hashable:
+    return (
+        *unpack_id(task.id)[1:],
+        tuple(unpack_id(register)[1:] for register in task.inputs),
+        form_of_spec(graph, task.spec),
+    )
+
+
+def form_of_spec(graph: RankTaskGraph, spec: TaskSpec) -> Hashable:
+    if isinstance(spec, ComputeSpec):
+        return shapes(spec.input_regions), shapes(spec.output_regions), spec.lanes
+    if isinstance(spec, CollectiveSpec):
+        return len(graph.communicators[spec.communicator].ranks)
+    if isinstance(spec, CopySpec):
+        return region_shape(spec.region)
+    if isinstance(spec, SliceSpec):
+        return tuple((piece.input, region_shape(piece.source)) for piece in spec.pieces)
+    return None
+
+
+def shapes(regions: tuple[Region, ...]) -> tuple[tuple[int, ...], ...]:
+    return tuple(map(region_shape, regions))
+
+
 def check_classes(graph: BoxingTaskGraph) -> None:
     """All ranks of a class have its tasks, and each rank is in one."""
     classes = rank_classes(graph)
     slicer = Slicer(graph)
     for each in classes.classes:
-        forms = {
-            classes_module._form(rebuild_rank_task_graph(slicer.for_rank(rank), rank))
-            for rank in each.ranks
-        }
+        forms = {form(rebuild_rank_task_graph(slicer.for_rank(rank), rank)) for rank in each.ranks}
         assert len(forms) == 1, each.ranks
     assert sorted(rank for each in classes.classes for rank in each.ranks) == list(
         range(graph.world_size)
@@ -79,11 +118,12 @@ def check_classes(graph: BoxingTaskGraph) -> None:
 def test_more_data_parallel_ranks_are_not_more_work(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[int] = []
 
-    def counted(rank_slice: Any, rank: int) -> RankTaskGraph:
-        looked_at.append(rank)
-        return rebuild_rank_task_graph(rank_slice, rank)
+    class Counted(classes_module._Slice):
+        def form(self, rank: int) -> Hashable:
+            looked_at.append(rank)
+            return super().form(rank)
 
-    monkeypatch.setattr(classes_module, "rebuild_rank_task_graph", counted)
+    monkeypatch.setattr(classes_module, "_Slice", Counted)
 
     def classes_of(dp: int) -> RankClasses:
         looked_at.clear()
