@@ -28,7 +28,8 @@ class LinkCost(NamedTuple):
     """γ: seconds per byte within a device's memory."""
 
 
-def link_between(machine: Machine, ranks: Sequence[int]) -> LinkCost:
+@lru_cache(maxsize=256)
+def link_between(machine: Machine, ranks: tuple[int, ...]) -> LinkCost:
     """The links of ranks that talk to each other, all at once."""
     node, network, device = machine.node, machine.network, machine.device
     copied = 1.0 / device.copy_bytes_per_second
@@ -69,7 +70,7 @@ class MeshLinks:
         axes = () if self.placement is None else tuple(mesh_axes)
         known = self._known.get(axes)
         if known is None:
-            ranks: Sequence[int] = (0,)
+            ranks: tuple[int, ...] = (0,)
             if self.placement is not None:
                 ranks = self.placement.group(self.placement.rank_list[0], axes)
             known = self._known[axes] = link_between(self.machine, ranks)

@@ -12,6 +12,8 @@ from plancompiler.errors import PlanCompilerError
 from plancompiler.forecasting.job_forecast import Forecast, forecast
 from plancompiler.passes import Config, config_of
 
+ENOUGH = 3
+"""With so many changes that fit no more are looked for."""
 MOST_MICROBATCHES = 64
 MOST_COMBINATIONS = 8
 """How many changes of several settings are forecast at most."""
@@ -36,27 +38,28 @@ def changes_of(before: Forecast) -> tuple[Change, ...]:
     """Forecasts of the job with less memory per rank: those that fit first, the fastest of them
     first, then those that come nearest.
 
-    Tried are the schedule 1f1b, the stages of ZeRO, recomputation, more micro-batches and bfloat16.
-    Where none of them is enough, so are combinations, until one fits: those first that should fit,
-    and be the fastest, if every setting saves and costs the same share as it does alone. What the
-    job cannot be compiled with is left out; so is what saves no memory.
+    Tried are bfloat16, the schedule 1f1b, more micro-batches, the stages of ZeRO and recomputation,
+    those first that mostly cost least, until ENOUGH of them fit. Where none is enough, or there are
+    fewer, so are combinations: those first that should fit, and be the fastest, if every setting
+    saves and costs the same share as it does alone. What the job cannot be compiled with is left
+    out; so is what saves no memory.
     """
     limit = before.machine.device.memory_bytes
-    alone = [
-        change
-        for name, values in _candidates(config_of(before.job)).items()
-        for value in values
-        if (change := _change(before, {name: value})) is not None
-    ]
+    alone: list[Change] = []
+    for settings in _candidates(config_of(before.job)):
+        if sum(each.forecast.fits for each in alone) >= ENOUGH:
+            break
+        change = _change(before, settings)
+        if change is not None:
+            alone.append(change)
     changes = list(alone)
-    if not any(each.forecast.fits for each in alone):
-        expected = sorted(_combinations(before, alone), key=lambda each: each.order(limit))
-        for each in expected[:MOST_COMBINATIONS]:
-            change = _change(before, each.settings)
-            if change is not None:
-                changes.append(change)
-                if change.forecast.fits:
-                    break
+    expected = sorted(_combinations(before, alone), key=lambda each: each.order(limit))
+    for each in expected[:MOST_COMBINATIONS]:
+        if len(changes) >= ENOUGH and any(known.forecast.fits for known in changes):
+            break
+        change = _change(before, each.settings)
+        if change is not None:
+            changes.append(change)
     return tuple(sorted(changes, key=lambda each: each.order(limit)))
 
 
@@ -103,14 +106,18 @@ def _combinations(before: Forecast, alone: list[Change]) -> Iterator[_Combinatio
                 )
 
 
-def _candidates(config: Config) -> dict[str, list[Any]]:
-    """Values of settings with which a job may take less memory."""
-    doubled = (config.microbatches << power for power in (1, 2, 3))
-    waits = config.microbatches > 1 and config.schedule == "gpipe"
-    return {
-        "schedule": ["1f1b"] if waits else [],
-        "zero": [stage for stage in (1, 2, 3) if stage > config.zero],
-        "recompute": [] if config.recompute == "auto" else ["auto"],
-        "microbatches": [count for count in doubled if count <= MOST_MICROBATCHES],
-        "precision": ["bfloat16"] if config.precision == "float32" else [],
-    }
+def _candidates(config: Config) -> Iterator[dict[str, Any]]:
+    """Settings with which a job may take less memory, those first that mostly cost least."""
+    if config.precision == "float32":
+        yield {"precision": "bfloat16"}
+    if config.microbatches > 1 and config.schedule == "gpipe":
+        yield {"schedule": "1f1b"}
+    more = [config.microbatches << power for power in (1, 2, 3)]
+    more = [count for count in more if count <= MOST_MICROBATCHES]
+    stages = [stage for stage in (1, 2, 3) if stage > config.zero]
+    yield from ({"microbatches": count} for count in more[:1])
+    yield from ({"zero": stage} for stage in stages[:1])
+    if config.recompute != "auto":
+        yield {"recompute": "auto"}
+    yield from ({"zero": stage} for stage in stages[1:])
+    yield from ({"microbatches": count} for count in more[1:])

@@ -317,7 +317,7 @@ class _EventLoop:
             position = actor.position
             if notices or actor.head_waits or stream.collectives[position] is not None:
                 break
-            if self._begin(stream) < 0:  # all steps are done
+            if (self._begin(stream) if self._early else actor.begin()) < 0:  # all steps are done
                 break
         self._schedule(now, self._end, stream, notices)
 
@@ -423,7 +423,9 @@ class _EventLoop:
             self._early[stream, token] = self._early.get((stream, token), 0) + 1
             return
         stream.actor.deliver(token)
-        wake = 0.0 if stream.busy else self._wake(stream.rank, stream.actor.stream)
+        if stream.busy:
+            return
+        wake = self._wake(stream.rank, stream.actor.stream)
         if wake:
             self._schedule(self._now + wake, self._advance, stream)
         else:
