@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +183,7 @@ def _origin(predicted: Forecast) -> str:
     return f"{measured} of {known} measured, the others of data sheets and rules of thumb"
 
 
-def _print_out_of_memory(predicted: Forecast, changes: Iterable[Change]) -> None:
+def _print_out_of_memory(predicted: Forecast, changes: Collection[Change]) -> None:
     capacity = format_bytes(predicted.machine.device.memory_bytes)
     print_result()
     print_result(f"A device holds {capacity}. Alive when the fullest rank holds most:")
@@ -207,6 +207,9 @@ def _print_out_of_memory(predicted: Forecast, changes: Iterable[Change]) -> None
             for each in changes
         ),
     )
+    if not any(each.forecast.fits for each in changes):
+        print_result("None of the compiler's settings is enough: split the job over more ranks, or")
+        print_result("make its batch or its model smaller.")
 
 
 def _print_check(predicted: Forecast, measured: MeasuredRun) -> None:
