@@ -10,6 +10,7 @@ from typing import Any
 
 from plancompiler.errors import PlanCompilerError
 from plancompiler.forecasting.job_forecast import Forecast, forecast
+from plancompiler.lower.collector import collector_paused
 from plancompiler.passes import Config, config_of
 
 ENOUGH = 3
@@ -34,6 +35,7 @@ class Change:
         return ", ".join(f"{name}={value}" for name, value in self.settings.items())
 
 
+@collector_paused()  # which else would look at all that one forecast holds after each other
 def changes_of(before: Forecast) -> tuple[Change, ...]:
     """Forecasts of the job with less memory per rank: those that fit first, the fastest of them
     first, then those that come nearest.

@@ -294,11 +294,11 @@ def simulated_step(
         uses=uses_of(plans, times, stands_for),
         stands_for=stands_for,
     )
-    ends = [0.0] * steps
-    for run in simulation.runs:
-        ends[run.step] = max(ends[run.step], run.end)
-    beside = max(times.step(plan) for plan in plans.values())
-    return simulation, beside + (ends[-1] if steps == 1 else (ends[-1] - ends[0]) / (steps - 1))
+    end = simulation.makespan
+    if steps > 1:
+        first = max((run.end for run in simulation.runs if run.step == 0), default=0.0)
+        end = (end - first) / (steps - 1)
+    return simulation, max(times.step(plan) for plan in plans.values()) + end
 
 
 def times_on(machine: Machine, ranks: int, backend: str = THREADS) -> TaskTimes:
@@ -339,10 +339,12 @@ def _parts_of_step(
     """
     computing: dict[int, _Intervals] = {}
     moving: dict[int, _Intervals] = {}
+    tasks = (task for plan in simulation.plans.values() for task in plan.tasks)
+    communicating = {task.id for task in tasks if task.kind in COMMUNICATION}
     for run in simulation.runs:
         if run.step != step or run.end <= run.begin:
             continue
-        kinds = moving if run.task.kind in COMMUNICATION else computing
+        kinds = moving if run.task.id in communicating else computing
         intervals = kinds.setdefault(run.rank, [])
         if intervals and intervals[-1][1] == run.begin:
             intervals[-1][1] = run.end

@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import NamedTuple
 
 from plancompiler.errors import UsageError
@@ -75,7 +76,7 @@ class Simulation:
     @property
     def makespan(self) -> float:
         """Seconds from the start to the end of the last action."""
-        return max((run.end for run in self.runs), default=0.0)
+        return max(map(attrgetter("end"), self.runs), default=0.0)
 
     @property
     def last_step(self) -> int:
