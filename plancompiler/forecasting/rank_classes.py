@@ -73,7 +73,7 @@ def rank_classes(graph: BoxingTaskGraph) -> RankClasses:
         by_slice.setdefault(id(slicer.for_rank(rank)), []).append(rank)
     placements = tuple(dict.fromkeys(placed.op.placement for placed in graph.ops))
     known = _Known(slicer)
-    groups: list[_Alike] = []
+    groups: list[_Group] = []
     for ranks in by_slice.values():
         boxes = _uniform_parts(_box_of(placements, ranks), known.form)
         groups.extend(_grouped(boxes, known.form))
@@ -84,7 +84,7 @@ def rank_classes(graph: BoxingTaskGraph) -> RankClasses:
         def peers(rank: int, of_rank: Sequence[int] = of_rank) -> Hashable:
             return known.peers(rank, of_rank)
 
-        refined: list[_Alike] = []
+        refined: list[_Group] = []
         for group in groups:
             boxes = (part for box in group for part in _uniform_parts(box, peers))
             refined.extend(_grouped(boxes, peers))
@@ -184,20 +184,20 @@ class _Box:
         )
 
 
-_Alike = list[_Box]
+_Group = list[_Box]
 """Ranks that do alike."""
 
 
-def _first(group: _Alike) -> int:
+def _first(group: _Group) -> int:
     return min(box.first for box in group)
 
 
-def _ranks(group: _Alike) -> list[int]:
+def _ranks(group: _Group) -> list[int]:
     return sorted(rank for box in group for rank in box.ranks.tolist())
 
 
-def _grouped(boxes: Iterable[_Box], key: Callable[[int], Hashable]) -> list[_Alike]:
-    groups: dict[Hashable, _Alike] = {}
+def _grouped(boxes: Iterable[_Box], key: Callable[[int], Hashable]) -> list[_Group]:
+    groups: dict[Hashable, _Group] = {}
     for box in boxes:
         groups.setdefault(key(box.first), []).append(box)
     return list(groups.values())
@@ -263,7 +263,7 @@ def _cut(
 
 _Layout = tuple[tuple[int, ...], Placement, NdSbp]
 """A global shape, and how it lies on a mesh."""
-_Group = tuple[Placement, tuple[int, ...]]
+_MeshGroup = tuple[Placement, tuple[int, ...]]
 """Ranks of a mesh that differ along these axes only."""
 
 
@@ -277,9 +277,9 @@ class _Slice:
         layouts: dict[_Layout, None] = {}
         read: dict[Exchange, None] = {}
         crossing: dict[Exchange, None] = {}
-        groups: dict[_Group, None] = {}
-        passing: dict[_Group, None] = {}
-        partialised: dict[_Group, None] = {}
+        groups: dict[_MeshGroup, None] = {}
+        passing: dict[_MeshGroup, None] = {}
+        partialised: dict[_MeshGroup, None] = {}
         pipeline = rank_slice.pipeline
         for placed in rank_slice.ops:
             op, signature = placed.op, placed.signature
@@ -304,7 +304,7 @@ class _Slice:
             transfer, placement = family.transfer, family.placement
             if transfer is None:
                 continue
-            if transfer.primitive is Primitive.EXCHANGE:
+            if family.kind in CROSSING or transfer.primitive is Primitive.EXCHANGE:
                 exchange = exchange_of(family)
                 if family.kind in CROSSING:
                     crossing[exchange] = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 
 import numpy as np
 import pytest
@@ -12,12 +12,15 @@ from plancompiler.boxing.graph import BoxingTaskGraph
 from plancompiler.boxing.slices import Slicer
 from plancompiler.forecasting import rank_classes as classes_module
 from plancompiler.forecasting.rank_classes import RankClasses, rank_classes
+from plancompiler.ir import Job
 from plancompiler.ir.shard import Region, region_shape
 from plancompiler.ir.task import TaskKind, unpack_id
 from plancompiler.lower.compile import build_graph
 from plancompiler.lower.rank_task_graph import RankTask, RankTaskGraph
 from plancompiler.lower.rebuild import rebuild_rank_task_graph
 from plancompiler.plan.plan import CollectiveSpec, ComputeSpec, CopySpec, SliceSpec, TaskSpec
+from tests.examples import gpt
+from tests.forecasting.test_exact import ring_job
 
 
 def two_layers(dp: int, tp: int, width: int, rows: int, **settings: object) -> pc.Job:
@@ -48,6 +51,20 @@ def turned(one: list[str], other: list[str]) -> pc.Job:
 @pytest.mark.parametrize("other", [["S(0)", "S(0)"], ["S(0)", "B"]])
 def test_ranks_that_keep_what_others_exchange_do_as_such(one: list[str], other: list[str]) -> None:
     check_classes(build_graph(turned(one, other), 16))
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        lambda: gpt(dp=2, tp=3, pp=2, sequence_parallel=1, microbatches=2),
+        lambda: gpt(dp=3, zero=3, batch=6, microbatches=2),
+        lambda: ring_job(13),
+    ],
+    ids=["pipeline", "pieces", "ring"],
+)
+def test_all_ranks_of_a_class_have_its_tasks_whatever_joins_them(job: Callable[[], Job]) -> None:
+    known = job()
+    check_classes(build_graph(known, known.world_size))
 
 
 @pytest.mark.parametrize(
