@@ -40,8 +40,10 @@ from plancompiler.plan.plan import CollectiveSpec, Plan, Stream, Task
 
 MOST_LOAD = 0.3
 """Of each core: the load by others beyond which what is measured here says little."""
-TYPICAL = (0.1, 0.4)
-"""From which to which quantile steps are typical."""
+WINDOW_SECONDS = 0.1
+"""Of a row of steps that count together, as those do that a session runs ahead."""
+QUICKEST = 0.25
+"""The share of windows that count."""
 COUNTS = {ALONE: 12, THREADS: 12, PROCESSES: 12}
 """How many perceptrons are recorded, and how many transformers; half as many with other ops."""
 ROUNDS = 2
@@ -200,7 +202,7 @@ def add_timelines(
                 )
             lasted = float(rank.ends[:, column].mean() - begin) * alone[rank.plan.rank][column]
             means.setdefault(place, []).append(lasted - inside)
-        _add_turns(samples, rank, times, world, between)
+        _add_turns(samples, rank, ranks, times, world, between)
         for stream, seconds in _wakes(rank, ranks):
             wakes.setdefault(times.beside(WAKE, rank.plan, stream), []).append(seconds)
     for place, each in (*means.items(), *wakes.items()):
@@ -208,16 +210,20 @@ def add_timelines(
 
 
 def typical_steps(timelines: Sequence[Timeline]) -> list[int]:
-    """The steps around the lower quartile by what they took, without the first ones: of their tasks
-    the means add up to that quartile. What else the machine does only adds to a step.
+    """The steps of the quickest quarter of all windows of about WINDOW_SECONDS, without the first
+    steps. What else the machine does only adds to a window; but that one rank is late now and then
+    is part of what steps take, and steps that are quick by themselves would not show it.
     """
     # Data may have been read for one more step.
     count = min(len(each.ends) for each in timelines) - 1
     ends = np.max([each.ends[:count].max(axis=1) for each in timelines if each.columns], axis=0)
-    took = np.diff(ends)[WARM_STEPS - 1 :]
-    order = np.argsort(took, kind="stable") + WARM_STEPS
-    first, last = (int(part * len(order)) for part in TYPICAL)
-    return sorted(int(step) for step in order[first : max(last, first + 1)])
+    took = np.diff(ends)[WARM_STEPS - 1 :] * 1e-9
+    length = max(1, min(len(took), int(WINDOW_SECONDS / float(np.median(took)))))
+    until = np.concatenate([[0.0], np.cumsum(took)])
+    order = np.argsort(until[length:] - until[:-length], kind="stable")
+    quickest = order[: max(1, int(QUICKEST * len(order)))]
+    rows = np.unique(quickest[:, None] + np.arange(length)) + WARM_STEPS
+    return [int(row) for row in rows]
 
 
 def _does_nothing(task: Task) -> bool:
@@ -313,31 +319,43 @@ def _members(
 
 
 def _add_turns(
-    samples: Samples, rank: _RankTimes, times: TaskTimes, world: str, between: float
+    samples: Samples,
+    rank: _RankTimes,
+    ranks: Mapping[int, _RankTimes],
+    times: TaskTimes,
+    world: str,
+    between: float,
 ) -> None:
-    """Add what goes by between the tasks of a stream that wait for no other, and between steps."""
-    gaps, works = 0.0, 0
+    """Add what goes by between the tasks of a stream where the next one has all that it needs, and
+    between steps.
+    """
+    gaps: dict[Place, tuple[float, int]] = {}
+    """Of each place seconds, and the tasks after them that take time themselves."""
     for columns in rank.in_order():
         if len(columns) < 8:
             continue
         for before, after in pairwise(columns):
             task = rank.tasks[after]
-            if _awaited(rank.plan, task):
+            ready = _ready(rank, after, ranks)
+            ended = rank.ends[:, before].mean()
+            if ready is not None and (ready > ended or task.stream is Stream.COMPUTE):
                 continue
-            gap = float((rank.begins[:, after] - rank.ends[:, before]).mean())
-            gaps += max(0.0, gap - between)
-            works += times.place(rank.plan, task) is not None
-    if works:
-        samples.add(times.beside(TURN, rank.plan), world, max(gaps / works, 1e-9))
+            gap = max(0.0, float(rank.begins[:, after].mean() - ended) - between)
+            place = times.beside(TURN, rank.plan, task.stream)
+            seconds, works = gaps.get(place, (0.0, 0))
+            gaps[place] = seconds + gap, works + (times.place(rank.plan, task) is not None)
+    for place, (seconds, works) in gaps.items():
+        if works:
+            samples.add(place, world, max(seconds / works, 1e-9))
     columns = max(rank.in_order(), key=len)
-    turns = rank.begins[:, columns[0]] - rank.ended_before[:, columns[-1]] - between
-    samples.add(times.beside(STEP, rank.plan), world, max(float(turns.mean()), 1e-9))
+    took = rank.begins[:, columns[0]] - rank.ended_before[:, columns[-1]] - between
+    samples.add(times.beside(STEP, rank.plan), world, max(float(took.mean()), 1e-9))
 
 
 def _awaited(plan: Plan, task: Task) -> list[int]:
     """The tasks of other streams and ranks of which a task needs the results."""
     producers = []
-    for each in task.inputs:
+    for each in (*task.inputs, *task.controls_in):
         known = plan.register_by_id.get(each)
         if known is not None:
             producer = known.producer
@@ -501,7 +519,7 @@ def _beside(kind: str, samples: Samples) -> float:
     known = [
         statistics.fmean(seconds)
         for (place, world), seconds in samples.tasks.items()
-        if place.kind == kind and world == ALONE
+        if place.kind == kind and world == ALONE and not place.form
     ]
     return statistics.median(known) if known else 0.0
 

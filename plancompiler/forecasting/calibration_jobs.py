@@ -64,7 +64,7 @@ def _drawn(number: int, axis: int, low: int, high: int) -> int:
 
 
 def _perceptron(folder: Path, number: int, ranks: int) -> Job:
-    width = _drawn(number, 0, 64, 1664)
+    width = _drawn(number, 0, 64, 2720)  # the first dozen have at most 1,704
     batch = _drawn(number, 1, 24, 416) * ranks
     tested = _drawn(number, 2, 64, TESTED)
     split = ranks > 1 and number % 3 == 0

@@ -91,7 +91,7 @@ class TaskTimes:
                 self._seconds[place] = self._measured(place)
             seconds = self._seconds[place]
             if seconds is not None:
-                return self._turn(plan) + seconds
+                return self._turn(plan, task.stream) + seconds
         return self._computed(plan, task)
 
     def wake(self, plan: Plan, stream: Stream) -> float:
@@ -126,8 +126,8 @@ class TaskTimes:
         nbytes = element_count(region_shape(spec.region)) * remote.dtype.itemsize
         return link_between(self.machine, (plan.rank, peer)), nbytes
 
-    def _turn(self, plan: Plan) -> float:
-        return self._beside(TURN, plan, self.machine.host.task_seconds)
+    def _turn(self, plan: Plan, stream: Stream) -> float:
+        return self._beside(TURN, plan, self.machine.host.task_seconds, stream)
 
     def _beside(self, kind: str, plan: Plan, default: float, stream: Stream | None = None) -> float:
         if not self.machine.tasks:
@@ -139,8 +139,12 @@ class TaskTimes:
         return default if seconds is None else seconds
 
     def beside(self, kind: str, plan: Plan, stream: Stream | None = None) -> Place:
-        """Where `TURN`, `STEP`, or `WAKE` of a stream of a plan stands among those of others."""
-        return Place(kind, "", "" if stream is None else str(stream), self._touched_of(plan).sizes)
+        """Where `TURN`, `STEP`, or `WAKE` of a stream of a plan stands among those of others. Turns
+        of parameters' gathers stand apart: each tells a stream that is busy meanwhile.
+        """
+        ahead = stream is Stream.PARAMETER
+        form = str(stream) if stream is not None and (ahead or kind != TURN) else ""
+        return Place(kind, "", form, self._touched_of(plan).sizes)
 
     def _measured(self, place: Place) -> float | None:
         return self.machine.models.seconds(
@@ -238,7 +242,7 @@ class TaskTimes:
     def _computed(self, plan: Plan, task: Task) -> float:
         """Seconds by the machine's rates and links."""
         spec = task.spec
-        overhead = self._turn(plan)
+        overhead = self._turn(plan, task.stream)
         if isinstance(spec, ComputeSpec):
             work = self.work(plan, task, spec)
             if work is None:

@@ -24,7 +24,7 @@ from plancompiler.errors import UsageError
 from plancompiler.executor.timeline import Timeline, register_labels, task_labels
 from plancompiler.forecasting import calibrate
 from plancompiler.forecasting.calibrate import (
-    TYPICAL,
+    QUICKEST,
     Calibration,
     Samples,
     add_timelines,
@@ -123,11 +123,48 @@ def timelines_of(simulation: Simulation) -> list[Timeline]:
     return timelines
 
 
-def test_typical_steps_are_around_the_lower_quartile() -> None:
-    timelines = recorded(two_ranks(), {"Compute": 1e-3})
+def test_typical_steps_are_those_of_the_quickest_windows_with_their_slow_steps() -> None:
+    timeline = recorded(two_ranks(), {})[0]
+    # Every fifth step waits, and of the second half of the run all are slow.
+    took = np.where(np.arange(1000) % 5 == 0, 3e6, 1e6)
+    took[500:] = 2e6
+    ends = np.repeat(np.cumsum(took).astype(np.int64)[:, None], len(timeline.columns), axis=1)
+    steps = typical_steps([replace(timeline, begins=ends, ends=ends)])
+    assert WARM_STEPS <= min(steps) < max(steps) < 600
+    slow = sum(took[step] == 3e6 for step in steps if step < 500)
+    assert slow / sum(step < 500 for step in steps) == pytest.approx(0.2, rel=0.05)
+
+
+def test_long_steps_are_windows_of_their_own() -> None:
+    timelines = recorded(two_ranks(), {"Compute": 1e-2})
     steps = typical_steps(timelines)
     assert min(steps) >= WARM_STEPS
-    assert len(steps) == pytest.approx((STEPS - WARM_STEPS - 1) * (TYPICAL[1] - TYPICAL[0]), abs=2)
+    assert len(steps) == pytest.approx((STEPS - WARM_STEPS - 1) * QUICKEST, abs=1)
+
+
+def test_turns_of_streams_that_run_ahead_stand_apart() -> None:
+    """Of gathers of parameters, whose threads wake others, much more goes by between two tasks."""
+    plans = dict(
+        compile_plans(configured(tower_job(mesh(2), pc.optim.SGD(0.1), layers=6), zero=3), 2).plans
+    )
+    times = TaskTimes(chosen_machine("cpu-generic"))
+
+    def cost(rank: int, task: Task) -> float:
+        return 1e-5
+
+    timelines = []
+    for each in timelines_of(simulate(plans, cost, steps=1)):
+        begins = each.begins.copy()
+        for column, (position, _) in enumerate(each.columns):
+            if plans[each.rank].tasks[position].stream is Stream.PARAMETER:
+                begins[:, column] += 4000
+        timelines.append(replace(each, begins=begins))
+    samples = Samples()
+    add_timelines(samples, plans, timelines, THREADS)
+    (compute,) = {*samples.tasks[times.beside(TURN, plans[0], Stream.COMPUTE), THREADS]}
+    (ahead,) = {*samples.tasks[times.beside(TURN, plans[0], Stream.PARAMETER), THREADS]}
+    assert compute < 1e-6
+    assert ahead == pytest.approx(4e-6, rel=0.1)
 
 
 def test_timelines_become_points_by_kind_and_sizes() -> None:
