@@ -79,6 +79,8 @@ class Host:
     """What the actors and a call take for each task, beside its kernel."""
     step_seconds: float = 0.0
     """What a step takes beside its tasks: feeds, outputs, the caller."""
+    wake_seconds: float = 0.0
+    """Until a stream goes on that waited for another, or for other ranks."""
     cores: int | None = None
     """That the streams of all ranks of a node share; None where each has a core of its own."""
 

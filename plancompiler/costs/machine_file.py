@@ -77,6 +77,7 @@ _FIELDS: dict[str, dict[str, _Number]] = {
         "slowdown": _Number(default=1.0),
         "task_seconds": _Number(above=False, default=0.0),
         "step_seconds": _Number(above=False, default=0.0),
+        "wake_seconds": _Number(above=False, default=0.0),
         "cores": _COUNT,
     },
 }

@@ -23,10 +23,11 @@ from pathlib import Path
 
 import numpy as np
 
+from plancompiler.blas.threads import one_blas_thread
 from plancompiler.costs import Machine, generic_machine
 from plancompiler.costs.machine import Host
 from plancompiler.costs.machine_file import read_machine
-from plancompiler.costs.measured_tasks import ALONE, PROCESSES, THREADS, Vector
+from plancompiler.costs.measured_tasks import ALONE, PROCESSES, THREADS, Sizes, Vector
 from plancompiler.errors import UsageError
 from plancompiler.executor.timeline import Timeline
 from plancompiler.forecasting.calibration_jobs import calibration_jobs, write_data
@@ -48,16 +49,17 @@ COUNTS = {ALONE: 12, THREADS: 12, PROCESSES: 12}
 """How many perceptrons are recorded, and how many transformers; half as many with other ops."""
 ROUNDS = 2
 """How often each job runs."""
+LARGE_PRODUCT, LARGE_TRAFFIC = 1e7, 1e6
+"""Operations, and bytes, from which on kernels say what rates they reach."""
+PRODUCT = 6.0
+"""Operations per byte above which a kernel is a product."""
 _PROCESSOR_TIMES = Path("/proc/stat")
 _SHARING_ROUNDS = 4
 """In which it is found how much tasks took of shared cores: what a collective takes of one depends
 on how long it would have lasted alone."""
 _MEASURED = 'source = "calibrated", measured = true'
-_PART = 'source = "part of the measured rates"'
 _SYSTEM = 'source = "the operating system: cores, and memory for each"'
 _SOURCES = {
-    "matrix_efficiency": _PART,
-    "memory_efficiency": _PART,
     "devices": _SYSTEM,
     "cores": _SYSTEM,
     "memory_bytes": _SYSTEM,
@@ -486,18 +488,20 @@ class Calibration:
         size = 1 << 10
         one, other = np.ones((size, size), np.float32), np.ones((size, size), np.float32)
         wide, target = np.ones(1 << 24, np.float32), np.ones(1 << 24, np.float32)
+        traffic = _rate(lambda: np.add(wide, target, out=target), 3 * wide.nbytes)
+        with one_blas_thread():
+            flops = _rate(lambda: one @ other, 2 * size**3)
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // self._cores
         figures = {
             "device": {
                 "memory_bytes": memory,
-                "memory_bytes_per_second": _rate(
-                    lambda: np.add(wide, target, out=target), 3 * wide.nbytes
-                ),
+                "memory_bytes_per_second": traffic,
                 "copy_bytes_per_second": _rate(lambda: np.copyto(target, wide), wide.nbytes),
-                **dict.fromkeys(("matrix_efficiency", "memory_efficiency"), 1.0),
+                "matrix_efficiency": products_reach(samples, flops),
+                "memory_efficiency": traffic_reaches(samples, traffic),
                 "launch_seconds": launch(samples),
             },
-            "device.flops_per_second": {"float32": _rate(lambda: one @ other, 2 * size**3)},
+            "device.flops_per_second": {"float32": flops},
             "node": {
                 "devices": self._cores,
                 "latency_seconds": latency,
@@ -506,8 +510,9 @@ class Calibration:
             "host": {
                 "cores": self._cores,
                 "slowdown": slowdown(samples),
-                "task_seconds": _beside(TURN, samples),
-                "step_seconds": _beside(STEP, samples),
+                "task_seconds": _beside(TURN, ALONE, samples),
+                "step_seconds": _beside(STEP, ALONE, samples),
+                "wake_seconds": _beside(WAKE, THREADS, samples),
             },
         }
         busy = f"{self._others.cores():.2f} of {self._cores} cores"
@@ -515,11 +520,11 @@ class Calibration:
         return said + machine_text(name, figures, samples)
 
 
-def _beside(kind: str, samples: Samples) -> float:
+def _beside(kind: str, world: str, samples: Samples) -> float:
     known = [
         statistics.fmean(seconds)
-        for (place, world), seconds in samples.tasks.items()
-        if place.kind == kind and world == ALONE and not place.form
+        for (place, where), seconds in samples.tasks.items()
+        if place.kind == kind and where == world and place.form in ("", str(Stream.COMPUTE))
     ]
     return statistics.median(known) if known else 0.0
 
@@ -571,24 +576,51 @@ def learn(machine_file: Path, trace: Path) -> str:
 
 
 def slowdown(samples: Samples) -> float:
-    """How much longer kernels take beside another rank's thread: the median over those that were
-    seen alone too.
+    """How much longer kernels take beside another rank's thread: of those that were seen alone too,
+    all together.
     """
-    ratios = [
-        statistics.fmean(seconds) / statistics.fmean(samples.tasks[place, ALONE])
-        for (place, world), seconds in samples.tasks.items()
-        if world == THREADS and place.dtype and (place, ALONE) in samples.tasks
+    alone = beside = 0.0
+    for (place, world), seconds in samples.tasks.items():
+        if world == THREADS and place.dtype and (place, ALONE) in samples.tasks:
+            beside += statistics.fmean(seconds)
+            alone += statistics.fmean(samples.tasks[place, ALONE])
+    return max(1.0, beside / alone) if alone else 1.0
+
+
+def products_reach(samples: Samples, flops: float) -> float:
+    """The part of so many operations per second that large products reach: the median."""
+    rates = [
+        sizes.flops / seconds
+        for _, sizes, seconds in _alone(samples)
+        if sizes.flops > LARGE_PRODUCT and sizes.flops > PRODUCT * sizes.nbytes
     ]
-    return max(1.0, statistics.median(ratios)) if ratios else 1.0
+    return min(1.0, statistics.median(rates) / flops) if rates else 1.0
+
+
+def traffic_reaches(samples: Samples, traffic: float) -> float:
+    """The part of so many bytes per second that other kernels reach which read and write much: the
+    median over their kinds.
+    """
+    rates: dict[str, list[float]] = {}
+    for kind, sizes, seconds in _alone(samples):
+        if sizes.nbytes > LARGE_TRAFFIC and sizes.flops < PRODUCT * sizes.nbytes:
+            rates.setdefault(kind, []).append(sizes.nbytes / seconds)
+    medians = [statistics.median(each) for each in rates.values()]
+    return min(1.0, statistics.median(medians) / traffic) if medians else 1.0
+
+
+def _alone(samples: Samples) -> Iterator[tuple[str, Sizes, float]]:
+    """Kind, sizes and seconds of kernels on one rank."""
+    for (place, world), seconds in samples.tasks.items():
+        if world == ALONE and place.dtype:
+            yield place.kind, place.sizes, statistics.fmean(seconds)
 
 
 def launch(samples: Samples) -> float:
     """What a kernel takes at least: the median over kinds of their shortest mean."""
     least: dict[str, float] = {}
-    for (place, world), seconds in samples.tasks.items():
-        if world == ALONE and place.dtype:
-            shortest = min(seconds)
-            least[place.kind] = min(shortest, least.get(place.kind, shortest))
+    for kind, _, seconds in _alone(samples):
+        least[kind] = min(seconds, least.get(kind, seconds))
     return statistics.median(least.values()) if least else 0.0
 
 

@@ -96,7 +96,7 @@ class TaskTimes:
 
     def wake(self, plan: Plan, stream: Stream) -> float:
         """Seconds until a stream goes on that waited."""
-        return self._beside(WAKE, plan, 0.0, stream)
+        return self._beside(WAKE, plan, self.machine.host.wake_seconds, stream)
 
     def step(self, plan: Plan) -> float:
         """Seconds that a step takes beside its tasks."""

@@ -137,7 +137,9 @@ def _split_axes(sbp: NdSbp) -> int:
 
 
 def seconds_of(op: Op, signatures: Sequence[NdSignature], machine: Machine) -> list[float]:
-    """The roofline of each: arithmetic or memory traffic of one device, whichever takes longer."""
+    """The roofline of each: arithmetic or memory traffic of one device, whichever takes longer,
+    where another one is at work beside it.
+    """
     if op.kind in FREE_OPS or op.kind == "redistribute" or op_def(op.kind).view:
         return [0.0] * len(signatures)
     hierarchy = op.placement.hierarchy
@@ -151,6 +153,7 @@ def seconds_of(op: Op, signatures: Sequence[NdSignature], machine: Machine) -> l
     pointwise = pointwise_of(op.kind, op.input_types, op.output_types, dict(op.attrs))
     dtype = (op.outputs or op.inputs)[0].dtype
     seconds = []
+    beside = machine.host.slowdown if op.placement.size > 1 else 1.0
     passing, links = op_def(op.kind).passing, links_of(machine, op.placement)
     for signature in signatures:
         bits, held = 0, 0.0
@@ -158,7 +161,7 @@ def seconds_of(op: Op, signatures: Sequence[NdSignature], machine: Machine) -> l
             bits |= _split_axes(sbp)
             held += size / pieces_of(sbp, hierarchy)
         parts = shares[bits]
-        spent = op_seconds(machine, flops / parts, held, dtype, pointwise / parts)
+        spent = beside * op_seconds(machine, flops / parts, held, dtype, pointwise / parts)
         if passing is not None:
             given = op.input_types
             spent += passing_seconds(passing, given, signature, hierarchy, flops, links)

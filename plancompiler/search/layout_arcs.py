@@ -17,6 +17,7 @@ from plancompiler.costs import MeshLinks
 from plancompiler.ir import BROADCAST, DType, NdSbp, Partial
 from plancompiler.ir.halo import Halo
 from plancompiler.ir.shard import element_count
+from plancompiler.ir.task import TaskKind
 
 
 @dataclass(frozen=True)
@@ -49,16 +50,16 @@ def layout_arcs(
     hierarchy: tuple[int, ...],
     partials: tuple[Partial, ...],
     halos: tuple[NdSbp, ...],
-    together: bool,
+    starting: float,
     links: MeshLinks,
 ) -> LayoutArcs:
-    """The layouts of a tensor that a search needs. `together`: its reductions are done together
-    with others, in buckets, so that starting them costs nothing.
+    """The layouts of a tensor that a search needs. `starting` is the part that its reductions pay
+    of starting one: 1, or less where they are done together with others, in buckets.
     """
     nbytes = element_count(shape) * dtype.itemsize
     even = tuple(extent % element_count(hierarchy) == 0 for extent in shape)
     number_of, tails, heads, start, per_byte = _steps(
-        hierarchy, even, apart_axes(shape, dtype), partials, links, together
+        hierarchy, even, apart_axes(shape, dtype), partials, links, starting
     )
     seconds = start + per_byte * nbytes
     if not halos:
@@ -89,11 +90,13 @@ def _steps(
     apart: tuple[bool, ...],
     partials: tuple[Partial, ...],
     links: MeshLinks,
-    together: bool,
+    starting: float,
 ) -> tuple[Mapping[NdSbp, int], np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     steps = layout_steps(hierarchy, even, apart, partials, links)
-    # Each step is a task of its own, also where it copies next to nothing.
-    task = links.machine.host.task_seconds
+    # Each step is a task of its own, also where it copies next to nothing. A collective runs on
+    # another stream, which waits for what it is given, as others do for what it makes.
+    host = links.machine.host
+    turn = {TaskKind.COLLECTIVE_BOXING: host.task_seconds + 2 * host.wake_seconds}
     number_of: dict[NdSbp, int] = {}
     for step in steps:
         number_of.setdefault(step.before, len(number_of))
@@ -105,7 +108,8 @@ def _steps(
         np.array([number_of[step.after] for step in steps], int),
         np.array(
             [
-                0.0 if together and step.primitive in FUSED else step.cost.start + task
+                (step.cost.start + turn.get(step.kind, host.task_seconds))
+                * (starting if step.primitive in FUSED else 1.0)
                 for step in steps
             ]
         ),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from plancompiler.costs import Machine, links_of, machine_of_job
-from plancompiler.ir import NdSbp, Partial, Phase, Split
+from plancompiler.ir import Job, NdSbp, Partial, Phase, Split
 from plancompiler.ops.registry import op_def
 from plancompiler.search.candidates import Candidates, candidates_of
 from plancompiler.search.dominated import without_dominated
@@ -78,9 +78,10 @@ def layout_problem(
     if split_parameters:
         candidates = with_split_parameters(tied, candidates)
     groups, readers = [], []
-    trains = any(op.origin.phase is Phase.UPDATE for op in job.ops)
+    last = _last_gradient(job)
     for group in tied.groups:
-        made, used = _group_arcs(tied, candidates, group, machine, trains)
+        starting = _starting(tied, group, last)
+        made, used = _group_arcs(tied, candidates, group, machine, starting)
         groups.append(made)
         readers.append(used)
     return LayoutProblem(tied, candidates, tuple(groups), tuple(readers), _kept(tied))
@@ -153,16 +154,39 @@ def _kept(tied: TiedGraph) -> tuple[bool, ...]:
     return tuple(kept)
 
 
-def _joins_gradients(tied: TiedGraph, group: ValueGroup) -> bool:
-    """Whether the reductions of such values wait for those of gradients, and start with them: what
-    only updates read, and what only leaves the job, such as a loss.
+def _last_gradient(job: Job) -> str | None:
+    """The value that the backward computation gives to an update last; None where nothing trains.
+
+    No reduction comes after its own that could start with it, nor computation that would hide it.
+    """
+    read = {value.name for op in job.ops if op.origin.phase is Phase.UPDATE for value in op.inputs}
+    gradients = [
+        value.name
+        for op in job.ops
+        if op.origin.phase is Phase.BACKWARD
+        for value in op.outputs
+        if value.name in read
+    ]
+    return gradients[-1] if gradients else None
+
+
+def _starting(tied: TiedGraph, group: ValueGroup, last: str | None) -> float:
+    """The part of starting a reduction that each of such values pays.
+
+    What only updates read, and what only leaves a job that trains, such as a loss, is reduced with
+    other gradients, in buckets that start while the backward computation goes on. Only the bucket
+    of the last gradient does not.
     """
     maker = tied.classes[group.maker][0]
-    phases = {tied.classes[each.ops][0].origin.phase for each in group.readers}
-    kinds = {tied.classes[each.ops][0].kind for each in group.readers}
-    return kinds == {"output"} or (
-        maker.origin.phase is Phase.BACKWARD and phases == {Phase.UPDATE}
-    )
+    readers = [tied.classes[each.ops][0] for each in group.readers]
+    if last is None:
+        return 1.0
+    if {each.kind for each in readers} == {"output"}:
+        return 0.0
+    phases = {each.origin.phase for each in readers}
+    if maker.origin.phase is not Phase.BACKWARD or phases != {Phase.UPDATE}:
+        return 1.0
+    return 1.0 / len(group.names) if last in group.names else 0.0
 
 
 def _group_arcs(
@@ -170,9 +194,9 @@ def _group_arcs(
     candidates: Sequence[Candidates],
     group: ValueGroup,
     machine: Machine,
-    trains: bool,
+    starting: float,
 ) -> tuple[GroupArcs, tuple[int, ...]]:
-    """A group's arcs and the places of its readers. `trains`: the job reduces gradients."""
+    """A group's arcs and the places of its readers. `starting`: see `layout_arcs`."""
     maker = tied.classes[group.maker][0]
     value = maker.outputs[group.slot]
     made = [each.outputs[group.slot] for each in candidates[group.maker].signatures]
@@ -192,7 +216,7 @@ def _group_arcs(
         maker.placement.hierarchy,
         tuple(sorted(partials, key=str)),
         tuple(sorted((each for each in layouts if each.has_halo), key=str)),
-        trains and _joins_gradients(tied, group),
+        starting,
         links_of(machine, maker.placement),
     )
 
