@@ -30,8 +30,10 @@ from plancompiler.forecasting.calibrate import (
     add_timelines,
     check_idle,
     link,
+    products_reach,
     slowdown,
     task_tables,
+    traffic_reaches,
     typical_steps,
 )
 from plancompiler.forecasting.calibration_jobs import calibration_jobs, write_data
@@ -234,6 +236,24 @@ def test_a_slowdown_is_of_kernels_that_were_seen_alone_and_together() -> None:
     samples = Samples({(place, ALONE): [1.0], (place, THREADS): [1.5], (other, THREADS): [9.0]})
     assert slowdown(samples) == 1.5
     assert slowdown(Samples()) == 1.0
+
+
+def test_kernels_say_which_part_of_the_rates_they_reach() -> None:
+    samples = Samples()
+
+    def add(kind: str, flops: float, nbytes: float, seconds: float, world: str = ALONE) -> None:
+        samples.add(Place(kind, "float32", "", Sizes(1.0, 1.0, flops, nbytes, 0.0)), world, seconds)
+
+    add("matmul", 1e9, 1e6, 2.0)
+    add("matmul", 2e9, 2e6, 4.0)
+    add("matmul", 1e4, 1e3, 9.0)  # too small to say anything
+    add("matmul", 1e9, 1e6, 9.0, THREADS)
+    for kind, seconds in (("exp", 1.0), ("add", 0.5), ("adam_update", 4.0)):
+        add(kind, 1e6, 2e6, seconds)
+        add(kind, 1e2, 2e2, 9.0)
+    assert products_reach(samples, 1e9) == pytest.approx(0.5)
+    assert traffic_reaches(samples, 8e6) == pytest.approx(0.25)
+    assert products_reach(Samples(), 1e9) == traffic_reaches(Samples(), 8e6) == 1.0
 
 
 def test_jobs_read_their_own_data_and_differ(tmp_path: Path) -> None:

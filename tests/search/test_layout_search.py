@@ -140,7 +140,7 @@ def test_ops_of_other_rules_are_not_tied():
 def test_gathers_of_gradients_start_one_by_one():
     """Only reductions are joined in buckets."""
     links = links_of(machine_of("cpu-generic"), pc.Placement("cpu", [0, 1]))
-    arcs = layout_arcs((4, 4), pc.DType.FLOAT32, (2,), (PARTIAL_SUM,), (), True, links)
+    arcs = layout_arcs((4, 4), pc.DType.FLOAT32, (2,), (PARTIAL_SUM,), (), 0.0, links)
     seconds = {
         (before, after): cost
         for before, after, cost in zip(arcs.tails, arcs.heads, arcs.seconds, strict=True)
@@ -254,7 +254,7 @@ def test_limits_leave_small_jobs_no_gap():
 def test_parts_along_inner_axes_cost_what_packing_them_takes():
     """Parts along an inner axis are packed to be sent, and put in their places where they come."""
     links = links_of(machine_of("h100-sxm"), pc.Placement("cpu", [0, 1]))
-    arcs = layout_arcs((64, 64), pc.DType.FLOAT32, (2,), (PARTIAL_SUM,), (), False, links)
+    arcs = layout_arcs((64, 64), pc.DType.FLOAT32, (2,), (PARTIAL_SUM,), (), 1.0, links)
     seconds = {
         (before, after): cost
         for before, after, cost in zip(arcs.tails, arcs.heads, arcs.seconds, strict=True)
@@ -276,3 +276,57 @@ def _held(result: LayoutSearch) -> float:
         for each, kept, signature in places
         if kept
     )
+
+
+def waiting_machine():
+    """One whose streams take a millisecond to go on."""
+    generic = machine_of("cpu-generic")
+    return replace(generic, host=replace(generic.host, wake_seconds=1e-3))
+
+
+def test_collectives_wait_for_streams_twice():
+    """Theirs waits for what it is given, and others for what it makes."""
+    placement = pc.Placement("cpu", [0, 1])
+    arguments = (4, 4), pc.DType.FLOAT32, (2,), (PARTIAL_SUM,), ()
+    for starting in (1.0, 0.5, 0.0):
+        plain, waits = (
+            layout_arcs(*arguments, starting, links_of(each, placement))
+            for each in (machine_of("cpu-generic"), waiting_machine())
+        )
+        more = dict(
+            zip(
+                zip(plain.tails, plain.heads, strict=True),
+                waits.seconds - plain.seconds,
+                strict=True,
+            )
+        )
+        whole, split, partial = (plain.number_of[pc.NdSbp.of(each)] for each in ("B", "S(0)", "P"))
+        assert more[partial, whole] == pytest.approx(2e-3 * starting)
+        assert more[split, whole] == pytest.approx(2e-3)
+        assert more[whole, split] == 0.0  # cut where it is
+
+
+def test_of_all_gradients_only_the_last_starts_a_reduction_of_its_own():
+    config = pc.Config(layout="auto", machine=waiting_machine().text)
+    with pc.job("net", config=config) as job:
+        placement = pc.Placement("cpu", [0, 1])
+        x = pc.input("x", (64, 48), "float32", placement)
+        layers = pc.nn.Linear(48, 32), pc.nn.ReLU(), pc.nn.Linear(32, 16, bias=False)
+        loss = pc.nn.Sequential(*layers).place(placement)(x).sum()
+        pc.optim.SGD(0.1).minimize(loss)
+        pc.output("loss", loss)
+    problem = layout_problem(tie_ops(job, 8))
+    read = {value.name for op in job.ops if op.origin.phase is Phase.UPDATE for value in op.inputs}
+    starting = {}
+    for group, arcs in zip(problem.tied.groups, problem.groups, strict=True):
+        maker = problem.tied.classes[group.maker][0]
+        if maker.origin.phase is Phase.BACKWARD and read & set(group.names):
+            number = arcs.arcs.number_of
+            reduced = (arcs.arcs.tails == number[pc.NdSbp.of("P")]) & (
+                arcs.arcs.heads == number[pc.NdSbp.of("B")]
+            )
+            shape = maker.outputs[group.slot].shape
+            starting[shape] = bool(arcs.arcs.seconds[reduced].min() > 1e-3)
+    assert sorted(starting) == [(16, 32), (32,), (32, 48)]
+    assert sum(starting.values()) == 1
+    assert not starting[16, 32]  # the first that backward computation makes
