@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -29,7 +29,15 @@ from plancompiler.ir.task import TaskKind, format_id, unpack_id
 from plancompiler.ops.exchange import Exchange
 from plancompiler.ops.kernel import kernel_for
 from plancompiler.ops.registry import Kernel, KernelContext, OpDef, op_def
-from plancompiler.plan.plan import CollectiveSpec, ComputeSpec, CopySpec, Plan, SliceSpec, Task
+from plancompiler.plan.plan import (
+    CollectiveSpec,
+    ComputeSpec,
+    CopySpec,
+    Plan,
+    SliceSpec,
+    Stream,
+    Task,
+)
 
 Run = Callable[[int], None]
 """Does a task's work once. Takes the number of the run (`StreamActor.version`): the step, or where
@@ -63,7 +71,9 @@ class TaskBinder:
         self._feeds = feeds
         self._on_outputs = on_outputs
         self._output_names = {output.task: output.name for output in plan.outputs}
-        self._region_tables: dict[object, RegionTable] = {}
+        self._region_tables: dict[object, RegionTable | None] = {}
+        self._work: dict[Stream, dict[Hashable, Any]] = {}
+        """The work buffers of each stream's kernels."""
         self.adapt: Adapt | None = None
         self.anomaly = False
         """Whether tasks say when they make the first value that is not finite."""
@@ -119,6 +129,8 @@ class TaskBinder:
             return None
         period = len(outputs)
         context = self._context(spec)
+        # Tasks of a stream run one after another.
+        context.work = self._work.setdefault(task.stream, {})
         kernel = kernel_for(definition, (each.dtype for each in (*inputs[0], *outputs[0])))
         if self.adapt is not None:
             kernel = self.adapt(spec, kernel)
@@ -184,27 +196,11 @@ class TaskBinder:
 
     def _regions(self, spec: ComputeSpec) -> RegionTable | None:
         """Regions by micro-batch, one table for all tasks that have the same."""
-        pieces = (*spec.input_pieces, *spec.output_pieces)
-        if all(axis < 0 for axis in pieces):
-            return None
-        regions = (*spec.input_regions, *spec.output_regions)
-        shapes = (*spec.input_shapes, *spec.output_shapes)
-        count = len(spec.input_regions)
-        extents = tuple(
-            shape[axis] if axis >= 0 else -1 for shape, axis in zip(shapes, pieces, strict=True)
-        )
-        key = regions, pieces, extents, count
-        if key not in self._region_tables:
-            microbatches = self._plan.microbatches
-            rows = [
-                tuple(
-                    piece_region(first, axis, extent, microbatches, number)
-                    for first, axis, extent in zip(regions, pieces, extents, strict=True)
-                )
-                for number in range(microbatches)
-            ]
-            self._region_tables[key] = tuple((row[:count], row[count:]) for row in rows)
-        return self._region_tables[key]
+        key = spec.input_regions, spec.output_regions, spec.input_pieces, spec.output_pieces
+        shapes = spec.input_shapes, spec.output_shapes
+        if (key, shapes) not in self._region_tables:
+            self._region_tables[key, shapes] = regions_of(spec, self._plan.microbatches)
+        return self._region_tables[key, shapes]
 
     def _bind_input(self, task: Task, spec: ComputeSpec) -> Run:
         return self._input_into(task, spec, self._memory.slots(task.outputs[0]))
@@ -329,6 +325,24 @@ class TaskBinder:
                 move()
 
         return run
+
+
+def regions_of(spec: ComputeSpec, microbatches: int) -> RegionTable | None:
+    """The regions of an op's inputs and outputs by micro-batch; None where all have the same."""
+    pieces = (*spec.input_pieces, *spec.output_pieces)
+    if all(axis < 0 for axis in pieces):
+        return None
+    regions = (*spec.input_regions, *spec.output_regions)
+    shapes = (*spec.input_shapes, *spec.output_shapes)
+    count = len(spec.input_regions)
+    rows = [
+        tuple(
+            piece_region(first, axis, shape[axis] if axis >= 0 else -1, microbatches, number)
+            for first, axis, shape in zip(regions, pieces, shapes, strict=True)
+        )
+        for number in range(microbatches)
+    ]
+    return tuple((row[:count], row[count:]) for row in rows)
 
 
 def _arrays(memory: Memory, registers: Sequence[int], version: int) -> tuple[Array, ...]:

@@ -8,22 +8,19 @@ the definitions of their ops say them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
 from plancompiler.costs import Machine
 from plancompiler.executor.comm.collective import PIECE_BYTES
 from plancompiler.executor.comm.program import program_of
 from plancompiler.executor.comm.reduce import TILE_BYTES, accumulator
 from plancompiler.executor.memory import ALIGNMENT
+from plancompiler.forecasting.kernel_memory import kernel_arrays
 from plancompiler.forecasting.traffic import BETWEEN, is_chunked, link_name
-from plancompiler.ir import TensorType
-from plancompiler.ir.op import Attrs
 from plancompiler.ir.shard import balanced_range, element_count
 from plancompiler.ir.task import TaskKind, unpack_id
-from plancompiler.ops.kernel import scratch_of
-from plancompiler.ops.registry import Scratch, op_def
+from plancompiler.ops.registry import op_def
 from plancompiler.ops.ring import Round
 from plancompiler.plan.plan import (
     CollectiveSpec,
@@ -82,35 +79,22 @@ class WorkBuffers:
 def work_buffers(plan: Plan) -> WorkBuffers:
     """What the kernels of a rank make beside what the plan gives them."""
     kept, untold = 0, set()
+    shared: dict[tuple[Stream, Hashable], int] = {}
     passing: dict[Stream, int] = {}
     for task in plan.tasks:
         spec = task.spec
         if not isinstance(spec, ComputeSpec) or task.kind is not TaskKind.COMPUTE:
             continue
-        if op_def(spec.kind).view:
-            continue
-        made = task.outputs[: len(task.outputs) - spec.lanes]
-        known = None
-        if not spec.lanes:
-            known = _scratch(spec.kind, _types(plan, task.inputs), _types(plan, made), spec.attrs)
+        known = kernel_arrays(plan, task, spec)
         if known is None:
             untold.add(spec.kind)
             continue
         kept += known.kept
         passing[task.stream] = max(passing.get(task.stream, 0), known.passing)
+        for key, nbytes in known.work:
+            shared[task.stream, key] = max(shared.get((task.stream, key), 0), nbytes)
+    kept += sum(shared.values())
     return WorkBuffers(kept, sum(passing.values()), tuple(sorted(untold)))
-
-
-@lru_cache(maxsize=4096)
-def _scratch(
-    kind: str, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...], attrs: Attrs
-) -> Scratch | None:
-    return scratch_of(kind, inputs, outputs, dict(attrs))
-
-
-def _types(plan: Plan, registers: tuple[int, ...]) -> tuple[TensorType, ...]:
-    known = plan.register_by_id
-    return tuple(TensorType(known[each].shape, known[each].dtype) for each in registers)
 
 
 Slots = Callable[[int], int]

@@ -11,20 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from plancompiler.ir.shard import element_count
 from plancompiler.ops.attributes import Float
 from plancompiler.ops.elementwise import ufunc_kernel
-from plancompiler.ops.kernel import Direct, block_elements, blocks, keep_where, scratch, with_direct
+from plancompiler.ops.kernel import Direct, blocks, keep_where, scratch, with_direct
 from plancompiler.ops.pointwise import register_pointwise
-from plancompiler.ops.registry import (
-    Arrays,
-    AttrMap,
-    KernelContext,
-    Scratch,
-    Types,
-    apply,
-    no_arrays,
-)
+from plancompiler.ops.registry import Arrays, KernelContext, apply
 
 # --- relu -----------------------------------------------------------------------------------------
 # Written by hand: NumPy makes a tensor's maximum in one call, and its mask as bits; see
@@ -55,10 +46,6 @@ def _relu_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -
         keep_where(dy, mask, dx)
 
 
-def _relu_grad_scratch(inputs: Types, outputs: Types, attrs: AttrMap) -> Scratch:
-    return Scratch(block_elements(element_count(inputs[0].shape), inputs[0].dtype.itemsize))
-
-
 register_pointwise(
     "relu",
     lambda x: apply("maximum_scalar", x, scalar=0.0),
@@ -68,8 +55,6 @@ register_pointwise(
     of_output=True,
     kernel=_relu_kernel,
     grad_kernel=_relu_grad_kernel,
-    scratch=no_arrays,
-    grad_scratch=_relu_grad_scratch,
 )
 
 

@@ -124,7 +124,7 @@ def _mask_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
 def _row_max(scores: Array) -> Array:
     """The greatest score of each row; to find its place and look it up beats a reduction."""
     rows = scores.reshape(-1, scores.shape[2])
-    greatest: Array = rows[np.arange(len(rows)), rows.argmax(axis=-1)]
+    greatest: Array = rows[np.arange(len(rows), like=rows), rows.argmax(axis=-1)]
     return greatest.reshape(*scores.shape[:2], 1)
 
 
@@ -165,7 +165,7 @@ def attend(
     query, result = tiles.fold(query), tiles.fold(result)
     normaliser = None if normaliser is None else tiles.fold(normaliser)
     key, value = (array.reshape(tiles.pairs, *array.shape[2:]) for array in (key, value))
-    ones = np.ones((tiles.wide, 1), query.dtype)
+    ones = context.arrays.ones((tiles.wide, 1), query.dtype)
     lowest = np.finfo(query.dtype).min
     for pairs, rows in tiles.queries():
         piece = query[pairs, :, rows]
@@ -174,7 +174,7 @@ def attend(
         scaled = tiles.below(scaled)
         count, height = scaled.shape[:2]
         sums = scratch(context, "sums", (count, height, value.shape[2]), query.dtype)
-        top = total = np.empty((count, height, 1), query.dtype)
+        top = total = context.arrays.empty((count, height, 1), query.dtype)
         for columns in tiles.keys_of(rows):
             shape = (count, height, columns.stop - columns.start)
             scores = scratch(context, "scores", shape, query.dtype)
@@ -238,7 +238,9 @@ def _slopes(
         np.multiply(piece, scale, out=scaled)
         scaled = tiles.below(scaled)
         dy, y = tiles.below(passed[pairs, :, rows]), tiles.below(result[pairs, :, rows])
-        level = np.ascontiguousarray(normaliser[pairs, :, rows]).reshape(*dy.shape[:2], 1)
+        level = np.ascontiguousarray(normaliser[pairs, :, rows], like=normaliser).reshape(
+            *dy.shape[:2], 1
+        )
         pull = np.einsum("prd,prd->pr", dy, y)[:, :, None]
         for columns in tiles.keys_of(rows):
             shape = (*dy.shape[:2], columns.stop - columns.start)

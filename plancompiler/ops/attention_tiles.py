@@ -5,7 +5,6 @@ keys, dropped weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,6 +85,7 @@ class Tiles:
     ) -> None:
         """`masks` is what is added to the scores, one array or none."""
         self._context = context
+        self._query = query
         self._masks = masks
         self.rate = context.attrs.get("dropout", 0.0)
         self.keys: int = key.shape[2]
@@ -106,7 +106,7 @@ class Tiles:
     def queries(self) -> Iterator[tuple[slice, slice]]:
         """Pairs and positions of the tiles of queries; of the same pairs the last ones first, as
         they see the most keys."""
-        for pair in range(0, self.pairs, self.deep):
+        for pair in blocking.piece_starts(self._query, self.pairs, self.deep):
             for start in reversed(range(0, self.length, self.tall)):
                 stop = min(start + self.tall, self.length)
                 yield slice(pair, pair + self.deep), slice(start, stop)
@@ -136,9 +136,8 @@ class Tiles:
         if not self.causal or first >= columns.stop:
             return
         height = rows.stop - rows.start
-        bounds = _bounds(
-            height, columns.stop - first, rows.start + self.shift - first, scores.dtype
-        )
+        last = rows.start + self.shift - first
+        bounds = _bounds(self._context, height, columns.stop - first, last, scores.dtype)
         part = scores.reshape(len(scores), self.heads, height, -1)[..., first - columns.start :]
         np.minimum(part, bounds, out=part)
 
@@ -192,11 +191,12 @@ class Tiles:
         (batch, _), (head, _) = context.input_regions[0][:2]
         row, column, keys, _ = self._window
         _, heads, length, _ = context.input_shapes[0]
-        pair = np.arange(pairs.start, min(pairs.stop, self.pairs))[:, None, None]
+        arange = context.arrays.arange
+        pair = arange(pairs.start, min(pairs.stop, self.pairs))[:, None, None]
         count = max(1, self.groups)
         number = batch + pair // count
-        number = number * heads + head + pair % count * self.heads + np.arange(self.heads)[:, None]
-        number = number * length + row + np.arange(rows.start, rows.stop)
+        number = number * heads + head + pair % count * self.heads + arange(self.heads)[:, None]
+        number = number * length + row + arange(rows.start, rows.stop)
         place = (column + columns.start, column + columns.stop)
         kept = kept_in_rows(context, number.reshape(-1), keys, place, start, threshold)
         return kept.reshape(pair.size, -1, kept.shape[1])
@@ -212,10 +212,12 @@ class Tiles:
         return array.reshape(len(array), array.shape[1] * array.shape[2], array.shape[3])
 
 
-@lru_cache(maxsize=16)
-def _bounds(rows: int, keys: int, last: int, dtype: np.dtype[Any]) -> Array:
+def _bounds(context: KernelContext, rows: int, keys: int, last: int, dtype: np.dtype[Any]) -> Array:
     """[rows, keys]: inf where row i may see a key, those up to last + i, and -inf elsewhere."""
-    visible = np.arange(keys) <= np.arange(rows)[:, None] + last
-    bounds: Array = np.where(visible, np.inf, -np.inf).astype(dtype)
-    bounds.flags.writeable = False
+    key = "bounds", rows, keys, last, dtype
+    bounds: Array | None = context.work.get(key)
+    if bounds is None:
+        arange = context.arrays.arange
+        visible = arange(keys) <= arange(rows)[:, None] + last
+        bounds = context.work[key] = np.where(visible, np.inf, -np.inf).astype(dtype)
     return bounds

@@ -47,7 +47,7 @@ def _arrays_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> N
     (low, high), *rest = context.output_regions[0]
     first = context.step * attrs["batch"]
     rows = start + _row_order(context, first + low, first + high, stop - start)
-    stored.read(rows, region_index(tuple(rest)), outputs[0])
+    stored.read(rows, region_index(tuple(rest)), outputs[0], context.arrays)
 
 
 def _stored_rows(attrs: AttrMap, stop: int) -> StoredRows:
@@ -81,18 +81,15 @@ def _row_order(context: KernelContext, first: int, last: int, count: int) -> Ind
 
     Each epoch is all `count` rows once: in order, or in a random order of its own.
     """
-    positions = np.arange(first, last, dtype=np.int64)
+    positions: Indices = context.arrays.arange(first, last, dtype=np.int64)
     epochs, rows = np.divmod(positions, count)
     if context.attrs["shuffle"]:
         orders: dict[int, Indices] = context.state.setdefault("orders", {})
-        wanted = range(first // count, -(-last // count))
-        for epoch in list(orders):
-            if epoch not in wanted:
-                del orders[epoch]
-        for epoch in wanted:
+        for epoch in range(first // count, -(-last // count)):
             if epoch not in orders:
+                orders.clear()  # one at a time: they are as long as the data
                 key = f"rows {context.attrs['seed']} epoch {epoch}"
-                orders[epoch] = random.permutation(context.seed, key, count)
+                orders[epoch] = random.permutation(context.seed, key, count, context.arrays)
             inside = epochs == epoch
             rows[inside] = orders[epoch][rows[inside]]
     return rows
@@ -142,7 +139,7 @@ def _tokens_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> N
     first = context.step * attrs["batch"]
     # One random word per sequence, by its position among all sequences of the run.
     start = random.stream(context.seed, f"tokens {attrs['seed']}")
-    words = random.words(start, (first + high,), ((first + low, first + high),))
+    words = random.words(start, (first + high,), ((first + low, first + high),), context.arrays)
     begins = (words % np.uint64(len(tokens) - length)).tolist()
     shift = attrs["shift"]
     for row, begin in zip(outputs[0], begins, strict=True):
@@ -188,8 +185,11 @@ def _constant_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) ->
 
     def read_box() -> Array:
         dtype = context.attrs["dtype"].numpy
-        whole = np.array(context.attrs["values"], dtype).reshape(context.output_shapes[0])
-        return whole[region_index(region)].reshape(region_shape(region))
+        whole = context.arrays.array(context.attrs["values"], dtype).reshape(
+            context.output_shapes[0]
+        )
+        box: Array = whole[region_index(region)].reshape(region_shape(region))
+        return box
 
     np.copyto(outputs[0], of_box(context, "box", region, read_box))
 
@@ -221,7 +221,8 @@ def _stored_constant_kernel(context: KernelContext, inputs: Arrays, outputs: Arr
                 got=f"{whole.dtype}{list(whole.shape)} in {attrs['file']}",
                 expected=str(expected),
             )
-        return np.ascontiguousarray(whole[region_index(region)]).reshape(region_shape(region))
+        box: Array = context.arrays.ascontiguousarray(whole[region_index(region)])
+        return box.reshape(region_shape(region))
 
     np.copyto(outputs[0], of_box(context, "box", region, read_box))
 

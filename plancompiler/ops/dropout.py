@@ -11,7 +11,7 @@ from plancompiler.ir.shard import Region
 from plancompiler.ops import random
 from plancompiler.ops.attributes import Float, Int
 from plancompiler.ops.gradient import of_one
-from plancompiler.ops.kernel import contiguous, copy_unless_shared, of_box
+from plancompiler.ops.kernel import contiguous, copy_unless_shared, of_box, piece_starts
 from plancompiler.ops.registry import Array, Arrays, KernelContext, apply, define_op
 
 _LANES = 2
@@ -26,22 +26,23 @@ class Mask:
     that where a word starts does not depend on the row.
     """
 
-    def __init__(self, shape: tuple[int, ...], region: Region) -> None:
+    def __init__(self, shape: tuple[int, ...], region: Region, arrays: Any = np) -> None:
         shape, region = shape or (1,), region or ((0, 1),)
         low, high = region[-1]
         first, last = low // _LANES, -(-high // _LANES)
         per_row = -(-shape[-1] // _LANES)
         self.width = high - low
         self.skip = low - first * _LANES
-        self.rows = random.offsets((*shape[:-1], per_row), (*region[:-1], (0, 1))).reshape(-1, 1)
-        self.columns = np.arange(first, last, dtype=np.uint64) * np.uint64(random.GOLDEN)
+        rows = random.offsets((*shape[:-1], per_row), (*region[:-1], (0, 1)), arrays)
+        self.rows = rows.reshape(-1, 1)
+        self.columns = arrays.arange(first, last, dtype=np.uint64) * np.uint64(random.GOLDEN)
         self.wide = min(len(self.columns), _WORDS_AT_ONCE)
         self.tall = min(len(self.rows), max(1, _WORDS_AT_ONCE // max(1, self.wide)))
-        self.buffers = np.empty((2, self.tall * self.wide), np.uint64)
+        self.buffers = arrays.empty((2, self.tall * self.wide), np.uint64)
 
     def pieces(self, start: int, threshold: int) -> Iterator[tuple[slice, slice, Array]]:
         """Rows, columns and which of their elements stay, box by box of the local array."""
-        for top in range(0, len(self.rows), self.tall):
+        for top in piece_starts(self.rows, len(self.rows), self.tall):
             rows = self.rows[top : top + self.tall]
             for left in range(0, len(self.columns), self.wide):
                 columns = self.columns[left : left + self.wide]
@@ -78,10 +79,8 @@ def kept_in_rows(
     first, last = low // _LANES, -(-high // _LANES)
     per_row = -(-width // _LANES)
     lines = rows.astype(np.uint64) * np.uint64(per_row * random.GOLDEN % 2**64)
-    steps = np.arange(first, last, dtype=np.uint64) * np.uint64(random.GOLDEN)
-    words = context.arrays.asarray(lines[:, None]) + context.arrays.asarray(
-        steps + np.uint64(start)
-    )
+    steps = context.arrays.arange(first, last, dtype=np.uint64) * np.uint64(random.GOLDEN)
+    words = context.arrays.asarray(lines[:, None]) + (steps + np.uint64(start))
     random.mix_words(words, np.empty_like(words))
     skip = low - first * _LANES
     kept: Array = (words.view(np.uint32) >= np.uint32(threshold))[:, skip : skip + high - low]
@@ -95,7 +94,7 @@ def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         copy_unless_shared(x, out)
         return
     shape, region = context.input_shapes[0], context.input_regions[0]
-    mask = of_box(context, "mask", region, lambda: Mask(shape, region))
+    mask = of_box(context, "mask", region, lambda: Mask(shape, region, context.arrays))
     start, threshold = stream_of(context, rate)
     source, target = x.reshape(-1, mask.width), out.reshape(-1, mask.width)
     scale = 1.0 / (1.0 - rate)

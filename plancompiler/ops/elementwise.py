@@ -42,7 +42,6 @@ from plancompiler.ops.registry import (
     apply,
     apply_source,
     define_op,
-    no_arrays,
     op_def,
 )
 from plancompiler.ops.rule import Signature
@@ -639,7 +638,6 @@ define_op(
     rule=UNARY_RULE,
     attrs=(Dtype("dtype"),),
     kernel=lambda context, inputs, outputs: np.copyto(outputs[0], inputs[0], casting="unsafe"),
-    scratch=no_arrays,
     gradient=of_one(lambda attrs, x, y, dy: dy.cast(x.dtype) if x.dtype.is_floating else None),
     linear=((0,),),
     linear_if=_casts_linearly,

@@ -19,17 +19,22 @@ from typing import Any
 
 import numpy as np
 
-from plancompiler.blas.numba_choice import numba_version
 from plancompiler.errors import GradientError
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import Attrs, AttrValue, TensorType, freeze_attrs
 from plancompiler.ir.operators import Scalar, TensorOperators
 from plancompiler.ir.placement import Placement
 from plancompiler.ir.sbp import NdSbp
-from plancompiler.ir.shard import element_count
 from plancompiler.ops.gradient import widened
-from plancompiler.ops.kernel import BLOCK_BYTES, kernel_for, ufunc_call
-from plancompiler.ops.numba_loops import compiled, loops_suit
+from plancompiler.ops.kernel import (
+    BLOCK_BYTES,
+    is_numpy,
+    kernel_for,
+    piece_starts,
+    scratches,
+    ufunc_call,
+)
+from plancompiler.ops.numba_loops import compiled, loops_suit, no_loop
 from plancompiler.ops.program_loops import Arithmetic, LoopText, arithmetic, loop_text, runs
 from plancompiler.ops.registry import (
     Array,
@@ -39,9 +44,6 @@ from plancompiler.ops.registry import (
     Kernel,
     KernelContext,
     OpDef,
-    Scratch,
-    Types,
-    WorkArrays,
     infer_types,
     op_def,
 )
@@ -184,39 +186,6 @@ def expanded(
     return recording.program([numbers[-1].number], range(len(dtypes)))[0]
 
 
-def work_arrays(formula: Formula) -> WorkArrays:
-    """The arrays that the kernel of a formula makes where no loops are compiled."""
-
-    def tell(inputs: Types, outputs: Types, attrs: AttrMap) -> Scratch | None:
-        dtypes = tuple(each.dtype for each in inputs)
-        program = program_of(formula, freeze_attrs(attrs), dtypes)
-        return program_scratch(program, dtypes, outputs)
-
-    return tell
-
-
-def program_scratch(
-    program: Instructions, dtypes: tuple[DType, ...], outputs: Types
-) -> Scratch | None:
-    """The arrays that running a program on contiguous arrays makes."""
-    nbytes = BoundProgram(program, dtypes).work_bytes(element_count(outputs[0].shape))
-    return None if nbytes is None else Scratch(nbytes)
-
-
-def works_in_place(program: Instructions, types: Sequence[TensorType]) -> bool:
-    """Whether all instructions work in what they are given: functions of NumPy on dtypes that it
-    computes in, and casts.
-    """
-    for instruction in program:
-        if instruction.kind == "cast":
-            continue
-        definition = op_def(instruction.kind)
-        call = ufunc_call(definition.kernel, definition.complete(dict(instruction.attrs)))
-        if call is None or any(types[number].dtype.is_half for number in instruction.operands):
-            return False
-    return True
-
-
 _DERIVED: set[Kernel] = set()
 """Kernels made by `kernel_of`."""
 
@@ -229,7 +198,7 @@ def kernel_of(formula: Formula) -> Kernel:
         if bound is None:
             dtypes = tuple(DType.parse(array.dtype) for array in inputs)
             program = program_of(formula, freeze_attrs(context.attrs), dtypes)
-            bound = context.state["bound"] = BoundProgram(program, dtypes, context.arrays)
+            bound = context.state["bound"] = BoundProgram(program, dtypes, context)
         bound(inputs, outputs[0])
 
     _DERIVED.add(run)
@@ -242,23 +211,24 @@ def kernel_of(formula: Formula) -> Kernel:
 class BoundProgram:
     """A program bound to the dtypes of its inputs, as one Python function of a block."""
 
-    def __init__(self, program: Instructions, inputs: Sequence[DType], arrays: Any = np) -> None:
-        self._arrays = arrays
+    def __init__(
+        self, program: Instructions, inputs: Sequence[DType], context: KernelContext
+    ) -> None:
+        self._context = context
         types = [TensorType((), dtype) for dtype in inputs]
         for instruction in program:
             operands = tuple(types[number] for number in instruction.operands)
             types += infer_types(instruction.kind, operands, dict(instruction.attrs))
-        buffers, self._dtypes = buffers_of(program, types, len(inputs))
+        buffers, dtypes = buffers_of(program, types, len(inputs))
+        self._dtypes = tuple(dtypes)
         names = {result: f"w{buffer}" for result, buffer in buffers.items()}
         given = [f"x{number}" for number in range(len(inputs))]
-        self._source = ProgramText(program, types, given, names, arrays)
+        self._source = ProgramText(program, types, given, names, context.arrays)
         self._last = names[len(types) - 1]
         self._run = self._source.function(loops=False, last="out")
         self._apart = tuple(number for number in read_apart(program[-1]) if number < len(inputs))
         """Inputs that the last instruction reads where its kernel may not write over them."""
         self._block = max(1, BLOCK_BYTES // max(each.dtype.itemsize for each in types))
-        self._in_place = works_in_place(program, types)
-        self._work: list[Array] = []
         # Formulas take logarithms of 0 and exponentials that overflow; what comes of it is bounded.
         self._bounds = any(each.kind.startswith(("log", "exp")) for each in program)
 
@@ -287,28 +257,15 @@ class BoundProgram:
             or not isinstance(out, np.ndarray)
             or not all(each.flags.c_contiguous for each in (*inputs, out))
         ):
-            run(inputs, self._work_of(out.shape), out)
+            run(inputs, scratches(self._context, out.shape, self._dtypes), out)
             return
         flat, result = [array.reshape(-1) for array in inputs], out.reshape(-1)
-        work = self._work_of((step,))
-        for start in range(0, size, step):
+        work = scratches(self._context, (step,), self._dtypes)
+        for start in piece_starts(result, size, step):
             stop = start + step
             if stop > size:
                 work = [array[: size - start] for array in work]
             run([array[start:stop] for array in flat], work, result[start:stop])
-
-    def work_bytes(self, size: int) -> int | None:
-        """Bytes of the work buffers for contiguous arrays of so many elements on the host; None
-        where loops may be compiled in their place, or instructions make arrays themselves.
-        """
-        if not self._in_place or numba_version() is not None:
-            return None
-        return min(size, self._block) * sum(each.itemsize for each in self._dtypes)
-
-    def _work_of(self, shape: tuple[int, ...]) -> list[Array]:
-        if not self._work or self._work[0].shape != shape:
-            self._work = [self._arrays.empty(shape, dtype) for dtype in self._dtypes]
-        return self._work
 
 
 def buffers_of(
@@ -421,7 +378,7 @@ class ProgramText:
                     names.append(next(tensors))
                 else:
                     # NumPy makes an array of a number at each call; devices take none of it.
-                    held = np.asarray(argument, dtypes[0]) if self._arrays is np else argument
+                    held = np.asarray(argument, dtypes[0]) if is_numpy(self._arrays) else argument
                     names.append(f"s{place}_{number}")
                     self._names[names[-1]] = held
             return f"f{place}({', '.join(names)}, out={{}})"
@@ -465,7 +422,9 @@ class ProgramText:
         for run in reversed(self.runs if loops else ()):
             loop = self._loop(run, targets)
             dtype = self._types[self._inputs + run.start].dtype
-            names[f"l{run.start}"] = compiled(loop.text, "loop", dtype.numpy)
+            names[f"l{run.start}"] = (
+                compiled(loop.text, "loop", dtype.numpy) if self._arrays is np else no_loop
+            )
             lines[run.start : run.stop] = [f"l{run.start}({', '.join(loop.arguments)})"]
         lines += [f"copyto({to}, {source})" for to, source in copies]
         exec("\n  ".join([self._head, *lines]), names)  # noqa: S102  # the text is made here

@@ -78,21 +78,23 @@ def _places_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> N
             )
         # The first rows of each piece stay, whichever of its experts they are for.
         order = np.argsort(piece, kind="stable")
-        rows = np.sort(rows[order[_number_in_run(wanted) < bound]])
+        number = _number_in_run(piece[order], pieces)
+        rows = np.sort(rows[order[number < bound]])
     target = expert[rows]
     kept = np.bincount(target, minlength=experts).reshape(pieces, each)
     order = np.argsort(target, kind="stable")
-    number = _number_in_run(kept.sum(axis=1))
+    piece = target[order] // each
     flat = places.reshape(-1)
     flat.fill(-1)
-    flat[rows[order]] = target[order] // each * bound + number
+    flat[rows[order]] = piece * bound + _number_in_run(piece, pieces)
     np.copyto(counts, kept)
 
 
-def _number_in_run(lengths: Array) -> Array:
-    """0, 1, 2, … in each of several runs, one after another."""
+def _number_in_run(runs: Array, count: int) -> Array:
+    """0, 1, 2, … for the elements of each run, of which there are `count`; `runs` is sorted."""
+    lengths = np.bincount(runs, minlength=count)
     starts = np.cumsum(lengths) - lengths
-    numbers: Array = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
+    numbers: Array = np.arange(len(runs), like=runs) - starts[runs]
     return numbers
 
 
@@ -167,7 +169,7 @@ class _Routes:
         """Which of the rows that each device gives are for one of them, when rows go from `home` to
         `away`.
         """
-        counts = np.zeros((size, size), np.int64)
+        counts = np.zeros((size, size), np.int64, like=home)
         np.add.at(counts, (home, away), 1)
         stops = np.cumsum(counts, axis=1)[:, member].tolist()
         return [

@@ -21,13 +21,11 @@ from plancompiler.ops.elementwise_program import (
     BoundProgram,
     Instruction,
     expanded,
-    program_scratch,
 )
 from plancompiler.ops.registry import (
     Arrays,
     AttrMap,
     KernelContext,
-    Scratch,
     Types,
     axis_signatures,
     define_op,
@@ -161,13 +159,8 @@ def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     if bound is None:
         dtypes = tuple(DType.parse(array.dtype) for array in inputs)
         program = expanded(_program(context.attrs), dtypes)
-        bound = context.state["bound"] = BoundProgram(program, dtypes, context.arrays)
+        bound = context.state["bound"] = BoundProgram(program, dtypes, context)
     bound(inputs, outputs[0])
-
-
-def _scratch(inputs: Types, outputs: Types, attrs: AttrMap) -> Scratch | None:
-    dtypes = tuple(each.dtype for each in inputs)
-    return program_scratch(expanded(_program(attrs), dtypes), dtypes, outputs)
 
 
 def _flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
@@ -189,7 +182,6 @@ define_op(
     rule=lambda inputs, outputs, attrs: f"{', '.join('...' for _ in inputs)} -> ...",
     attrs=(Attribute("program"),),
     kernel=_kernel,
-    scratch=_scratch,
     extra=_extra,
     flops=_flops,
     inplace=((0, 0),),

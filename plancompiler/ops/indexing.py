@@ -157,10 +157,10 @@ def _take_grad_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
 def _flat_places(places: Array, axis: int, shape: tuple[int, ...]) -> Array:
     """Row-major positions in an array of `shape` of indices along `axis`, in an array like them."""
     inner = prod(shape[axis + 1 :])
-    outer = np.arange(prod(shape[:axis]), dtype=np.int64) * (shape[axis] * inner)
+    outer = np.arange(prod(shape[:axis]), dtype=np.int64, like=places) * (shape[axis] * inner)
     flat = places.reshape(len(outer), places.shape[axis], inner) * inner
     flat += outer[:, None, None]
-    flat += np.arange(inner, dtype=np.int64)
+    flat += np.arange(inner, dtype=np.int64, like=places)
     return flat.reshape(-1)
 
 
@@ -500,7 +500,7 @@ def _one_hot_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> 
     out.fill(0)
     if not out.size:
         return
-    rows = np.arange(places.size) if inside is None else np.flatnonzero(inside)
+    rows = np.arange(places.size, like=places) if inside is None else np.flatnonzero(inside)
     out.reshape(-1, high - low)[rows, places[rows]] = 1
 
 

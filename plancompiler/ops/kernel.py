@@ -11,14 +11,12 @@ A kernel that makes arrays makes them with `context.arrays`, the namespace of wh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from plancompiler.ir.dtype import DType
-from plancompiler.ir.op import TensorType
-from plancompiler.ir.shard import element_count
 from plancompiler.ops.registry import (
     Array,
     Arrays,
@@ -26,10 +24,6 @@ from plancompiler.ops.registry import (
     Kernel,
     KernelContext,
     OpDef,
-    Scratch,
-    Types,
-    no_arrays,
-    op_def,
 )
 
 T = TypeVar("T")
@@ -48,25 +42,48 @@ BLOCK_BYTES = 1 << 18
 def scratch(
     context: KernelContext, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> Array:
-    """An uninitialised work buffer of this shape, kept in the context between calls."""
+    """An uninitialised work buffer of this shape; the next call, of this or another kernel with the
+    same `work`, may be given the same memory.
+    """
     size = math.prod(shape)
-    buffer = context.state.get(name)
-    if buffer is None or buffer.size < size or buffer.dtype != dtype:
-        buffer = context.state[name] = context.arrays.empty(size, dtype)
+    key = name, dtype
+    buffer = context.work.get(key)
+    if buffer is None or buffer.size < size:
+        buffer = context.work[key] = None  # so that both are never held
+        buffer = context.work[key] = context.arrays.empty(size, dtype)
     view: Array = buffer[:size].reshape(shape)
     return view
 
 
-def block_elements(size: int, itemsize: int) -> int:
-    """Elements of the first piece of `blocks` of contiguous arrays, of which the widest has this
-    item size.
+def scratches(
+    context: KernelContext, shape: tuple[int, ...], dtypes: tuple[np.dtype[Any], ...]
+) -> Sequence[Array]:
+    """Work buffers of this shape and these dtypes, as `scratch`; no others share their memory."""
+    key = shape, dtypes
+    buffers: Sequence[Array] | None = context.work.get(key)
+    if buffers is None:
+        buffers = context.work[key] = [context.arrays.empty(shape, dtype) for dtype in dtypes]
+    return buffers
+
+
+def is_numpy(arrays: Any) -> bool:
+    """Whether a namespace of arrays is NumPy's, or stands for it."""
+    return arrays is np or stands_in(arrays)
+
+
+def stands_in(array: Any) -> bool:
+    """Whether an array, or a namespace, only stands for one of NumPy: a kernel is run dry, to see
+    what memory it takes.
     """
-    return size if size <= BLOCK_BYTES // 8 else min(size, max(1, BLOCK_BYTES // itemsize))
+    return type(array) is not np.ndarray and getattr(array, "stands_for", None) is np
 
 
-def row_block_rows(rows: int, width: int, itemsize: int) -> int:
-    """Rows of the first piece of `row_blocks`."""
-    return min(rows, max(1, BLOCK_BYTES // max(1, width * itemsize)))
+def piece_starts(array: Any, size: int, step: int) -> Sequence[int]:
+    """Where pieces of an axis begin that are treated alike; in a dry run two of them and the last,
+    which may be shorter.
+    """
+    starts = range(0, size, step)
+    return (*starts[:2], *starts[-1:]) if len(starts) > 3 and stands_in(array) else starts
 
 
 def once(context: KernelContext, name: str, make: Callable[[AttrMap], T]) -> T:
@@ -103,7 +120,7 @@ def blocks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
         yield arrays
         return
     flat = [array.reshape(-1) for array in arrays]
-    for start in range(0, size, step):
+    for start in piece_starts(flat[0], size, step):
         yield tuple(array[start : start + step] for array in flat)
 
 
@@ -113,7 +130,7 @@ def row_blocks(width: int, *arrays: Array) -> Iterator[tuple[Array, ...]]:
     step = max(1, BLOCK_BYTES // max(1, width * arrays[0].itemsize))
     if not isinstance(arrays[0], np.ndarray):
         step = max(1, rows)
-    for start in range(0, rows, step):
+    for start in piece_starts(arrays[0], rows, step):
         yield tuple(array[start : start + step] for array in arrays)
 
 
@@ -137,7 +154,7 @@ _WHOLE: dict[int, np.dtype[Any]] = {
 
 def on_host(context: KernelContext, array: Array) -> Array:
     """A small array as one of the host, which has to wait where a device has it."""
-    copied: Array = array if context.arrays is np else context.arrays.asnumpy(array)
+    copied: Array = array if is_numpy(context.arrays) else context.arrays.asnumpy(array)
     return copied
 
 
@@ -176,12 +193,7 @@ def in_float32(kernel: Kernel) -> Kernel:
         else:
             kernel(context, inputs, outputs)
 
-    _IN_FLOAT32.add(widened)
     return widened if form is None else with_direct(form)(widened)
-
-
-_IN_FLOAT32: set[Kernel] = set()
-"""Kernels made by `in_float32`."""
 
 
 UfuncCall = tuple[np.ufunc, tuple[object | None, ...]]
@@ -243,42 +255,6 @@ def kernel_for(definition: OpDef, dtypes: Iterable[np.dtype[Any]]) -> Kernel:
     ):
         return definition.kernel
     return _through_float32(definition.kernel, DType.BFLOAT16.numpy)
-
-
-def scratch_of(
-    kind: str, inputs: Types, outputs: Types, attrs: Mapping[str, Any]
-) -> Scratch | None:
-    """The arrays that the host's kernel of an op makes for local inputs and outputs of these types;
-    None where its definition does not say it.
-    """
-    definition = op_def(kind)
-    named = definition.complete(attrs)
-    tell = definition.scratch
-    if tell is None and definition.kernel in _UFUNC_CALLS:
-        tell = no_arrays
-    if tell is None:
-        return None
-    dtypes = {each.dtype for each in (*inputs, *outputs)}
-    native = definition.takes_bfloat16 or definition.moves or definition.view
-    narrow = [DType.BFLOAT16] if not native else []
-    narrow += [DType.FLOAT16] if definition.kernel in _IN_FLOAT32 else []
-    if dtypes.isdisjoint(narrow):
-        return tell(inputs, outputs, named)
-
-    def wide(each: TensorType) -> TensorType:
-        return TensorType(each.shape, DType.FLOAT32) if each.dtype in narrow else each
-
-    known = tell(tuple(map(wide, inputs)), tuple(map(wide, outputs)), named)
-    if known is None:
-        return None
-    # See `_through_float32`.
-    copied = [wide(each) for each in inputs if each.dtype in narrow] + [*map(wide, outputs)]
-    return Scratch(known.kept, known.passing + sum(map(nbytes_of, copied)))
-
-
-def nbytes_of(type: TensorType) -> int:  # noqa: A002  # what it is
-    """Bytes of a tensor of a type."""
-    return element_count(type.shape) * type.dtype.itemsize
 
 
 def _through_float32(kernel: Kernel, narrow: np.dtype[Any]) -> Kernel:

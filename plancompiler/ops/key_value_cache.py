@@ -15,7 +15,7 @@ from plancompiler.ops.attention import attend, attention_line, check_attention, 
 from plancompiler.ops.attention_tiles import LOWER_RIGHT, Tiles, Window
 from plancompiler.ops.attributes import Float
 from plancompiler.ops.groups import group_split
-from plancompiler.ops.kernel import contiguous, copy_unless_shared, in_float32
+from plancompiler.ops.kernel import contiguous, copy_unless_shared, in_float32, scratch
 from plancompiler.ops.registry import Array, Arrays, AttrMap, KernelContext, Types, define_op
 
 
@@ -72,7 +72,13 @@ def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     start = _start(position, context.input_shapes[0][2], key.shape[2])
     row = context.input_regions[0][2][0]
     window = Window(row, 0, key.shape[2], start + row)
-    attend(context, Tiles(context, query, key, window), query, key, value, outputs[0])
+    tiles = Tiles(context, query, key, window)
+    # The buffers for all keys at once: they would grow with the position.
+    count, height = min(tiles.deep, tiles.pairs), tiles.heads * tiles.tall
+    scratch(context, "scores", (count, height, tiles.wide), query.dtype)
+    if tiles.keys > tiles.wide:
+        scratch(context, "part", (count, height, value.shape[3]), query.dtype)
+    attend(context, tiles, query, key, value, outputs[0])
 
 
 def _flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:

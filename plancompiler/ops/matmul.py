@@ -29,7 +29,6 @@ from plancompiler.ops.registry import (
     Types,
     apply,
     define_op,
-    no_arrays,
 )
 
 
@@ -143,7 +142,6 @@ define_op(
         Bool("transpose_b", False),
     ),
     kernel=in_float32(_matmul_kernel),
-    scratch=no_arrays,
     gradient=_matmul_gradient,
     linear=((0,), (1,)),
     flops=_matmul_flops,
@@ -178,7 +176,6 @@ define_op(
     infer="a N ... r i, b N ... r j -> c N i j",
     rule="... i, ... j -> i j",
     kernel=in_float32(_contract_kernel),
-    scratch=no_arrays,
     gradient=_contract_gradient,
     linear=((0,), (1,)),
     flops=lambda inputs, outputs, attrs: 2 * element_count(inputs[0].shape) * inputs[1].shape[-1],

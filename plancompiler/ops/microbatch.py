@@ -11,10 +11,10 @@ import numpy as np
 
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.sbp import Partial, Reduction
-from plancompiler.ir.shard import element_count, region_index, relative
+from plancompiler.ir.shard import region_index, relative
 from plancompiler.ops.attributes import Axis, Text
 from plancompiler.ops.check import same_types
-from plancompiler.ops.registry import Arrays, AttrMap, KernelContext, Scratch, Types, define_op
+from plancompiler.ops.registry import Arrays, AttrMap, KernelContext, Types, define_op
 from plancompiler.ops.rule import Signature
 from plancompiler.ops.scan import axis_rule
 from plancompiler.ops.shape import keeps_extremes
@@ -49,12 +49,6 @@ def _accumulate_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) 
         combine(total, part, out=total)
 
 
-def _accumulate_scratch(inputs: Types, outputs: Types, attrs: AttrMap) -> Scratch:
-    added = Reduction(attrs["reduction"]) in (Reduction.SUM, Reduction.PROD)
-    wide = 4 * element_count(inputs[0].shape) * (added and outputs[0].dtype.is_half)
-    return Scratch(wide, wide)  # what is added up so far, and that with a part more
-
-
 def _keeps_own(inputs: Types, outputs: Types, attrs: AttrMap, parts: int) -> tuple[Signature, ...]:
     """Parts of devices that combine as those of micro-batches do stay apart."""
     own = Partial(Reduction(attrs["reduction"]))
@@ -67,7 +61,6 @@ define_op(
     rule="... -> ...",
     attrs=(Text("reduction", among=_NAMES),),
     kernel=_accumulate_kernel,
-    scratch=_accumulate_scratch,
     extra=_keeps_own,
     flops=1,
     collects=True,

@@ -6,31 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from plancompiler.blas.numba_choice import numba_version
-from plancompiler.ir.shard import element_count
 from plancompiler.ops import row_loops
 from plancompiler.ops.attributes import Float
 from plancompiler.ops.formula import by_formula, unless_first
 from plancompiler.ops.gradient import by_op, reduce_to
-from plancompiler.ops.kernel import (
-    contiguous,
-    in_float32,
-    row_block_rows,
-    row_blocks,
-    rows_of,
-    scratch,
-)
+from plancompiler.ops.kernel import contiguous, in_float32, row_blocks, rows_of, scratch
 from plancompiler.ops.numba_loops import row_loop
-from plancompiler.ops.registry import (
-    Arrays,
-    AttrMap,
-    KernelContext,
-    Scratch,
-    Types,
-    WorkArrays,
-    apply,
-    define_op,
-)
+from plancompiler.ops.registry import Arrays, AttrMap, KernelContext, apply, define_op
 
 
 def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -90,22 +72,6 @@ def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
         np.multiply(dx, rstd, out=dx)
 
 
-def _scratch(count: int, sums: bool) -> WorkArrays:
-    """The arrays of a kernel that has `count` work buffers of a piece; with `sums` it also adds up
-    rows and columns of one.
-    """
-
-    def tell(inputs: Types, outputs: Types, attrs: AttrMap) -> Scratch | None:
-        x = inputs[0]
-        size, width = x.dtype.itemsize, x.shape[-1]
-        rows = row_block_rows(element_count(x.shape[:-1]), width, size)
-        if numba_version() is not None:
-            return None
-        return Scratch((1 + count * rows) * width * size, max(rows, width) * size * sums)
-
-    return tell
-
-
 def _formula(attrs: AttrMap, x: Any, gamma: Any, beta: Any) -> tuple[Any, ...]:
     mean = x.mean(-1, keepdims=True)
     centred = x - mean
@@ -128,7 +94,6 @@ define_op(
     rule="... [d], [d], [d] -> ... [d], ... 1, ... 1",
     attrs=(Float("eps", least=0.0),),
     kernel=in_float32(contiguous(_kernel)),
-    scratch=_scratch(1, False),
     gradient=unless_first(by_op("layer_norm", "layer_norm_grad"), _formula),
     flops=7,
     inplace=((0, 0),),
@@ -140,7 +105,6 @@ define_op(
     infer="x F!, gamma F, mean A, rstd A, dy F -> dx F, dgamma F, dbeta F",
     rule="... [d], [d], ... 1, ... 1, ... [d] -> ... [d], [d], [d]",
     kernel=in_float32(contiguous(_grad_kernel)),
-    scratch=_scratch(2, True),
     gradient=by_formula(_grad_formula),
     linear=((4,),),
     flops=14,

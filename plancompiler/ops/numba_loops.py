@@ -30,6 +30,7 @@ from plancompiler.errors import ExecutionError
 from plancompiler.ir.user_cache import user_cache_folder
 from plancompiler.ir.whole_file import create_file
 from plancompiler.ops import row_loops
+from plancompiler.ops.kernel import stands_in
 from plancompiler.ops.registry import Array
 
 Loop = Callable[..., None]
@@ -63,7 +64,13 @@ def row_loop(function: Loop, *arrays: Array) -> Loop | None:
     """A function of `ops.row_loops`, compiled; None where NumPy has to do for these arrays."""
     if not loops_suit(*arrays):
         return None
+    if stands_in(arrays[0]):
+        return no_loop
     return compiled(_row_loops_text(), function.__name__, arrays[0].dtype)
+
+
+def no_loop(*arguments: Any) -> None:
+    """Stands for any loop where arrays stand for NumPy's: loops make none of NumPy's."""
 
 
 @lru_cache(maxsize=1)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from plancompiler.ops.attributes import Attribute, complete
-from plancompiler.ops.elementwise_program import kernel_of, work_arrays
+from plancompiler.ops.elementwise_program import kernel_of
 from plancompiler.ops.formula import by_formula
 from plancompiler.ops.registry import (
     AttrMap,
@@ -19,7 +19,6 @@ from plancompiler.ops.registry import (
     Kernel,
     Precision,
     Tensors,
-    WorkArrays,
     apply,
     define_op,
 )
@@ -40,8 +39,6 @@ def register_pointwise(
     target_gradient: Function | None = None,
     kernel: Kernel | None = None,
     grad_kernel: Kernel | None = None,
-    scratch: WorkArrays | None = None,
-    grad_scratch: WorkArrays | None = None,
     flops: int | None = None,
     code: str | None = None,
     precision: Precision = "traced",
@@ -52,8 +49,7 @@ def register_pointwise(
     `slope` is dy / dx; with `of_output` it is a function of y, which then takes the place of x.
     Only where `flows`, a function of the same, is true a gradient flows, be it infinite.
     With `target_gradient`, `(x, target, dy, **attributes)`, there is a target. `kernel` and
-    `grad_kernel` replace what is derived, where they are faster, and `scratch` and `grad_scratch`
-    are the arrays that they make; without a function there is a
+    `grad_kernel` replace what is derived, where they are faster; without a function there is a
     `kernel` only, and its `code`. `flops` are those of an element.
     """
     grad_kind = f"{kind}_grad"
@@ -81,7 +77,6 @@ def register_pointwise(
         name: str,
         inputs: int,
         given: Kernel | None,
-        made: WorkArrays | None,
         how: Formula,
         back: Gradient,
     ) -> None:
@@ -92,7 +87,6 @@ def register_pointwise(
             rule=f"{', '.join(['...'] * inputs)} -> ...",
             takes_bfloat16=given is None,
             kernel=given or kernel_of(how),
-            scratch=work_arrays(how) if given is None else made,
             gradient=back,
             linear=() if name == kind else ((inputs - 1,),),
             flops=flops,
@@ -107,6 +101,6 @@ def register_pointwise(
 
     takes = "(x, dy)" if target_gradient is None else "(x, target, dloss)"
     takes = "(y, dy)" if of_output else takes
-    define(kind, count, kernel, scratch, formula, gradient)
+    define(kind, count, kernel, formula, gradient)
     back = by_formula(grad_formula)
-    define(grad_kind, count + 1, grad_kernel, grad_scratch, grad_formula, back)
+    define(grad_kind, count + 1, grad_kernel, grad_formula, back)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from plancompiler.ir.shard import Region, region_shape
+from plancompiler.ops.kernel import is_numpy
 from plancompiler.ops.registry import Array, KernelContext
 
 GOLDEN = 0x9E3779B97F4A7C15
@@ -116,16 +117,16 @@ def _fill(
     convert: Any,
     arrays: Any,
 ) -> Array:
-    if arrays is not np:  # no cache is worth pieces there
+    if not is_numpy(arrays):  # no cache is worth pieces there
         made: Array = convert(words(start, shape, region, arrays)).astype(dtype)
         return made
-    numbers = np.empty(region_shape(region), dtype)
+    numbers: Array = arrays.empty(region_shape(region), dtype)
     for piece in _pieces(region):
         index = tuple(
             slice(low - origin, high - origin)
             for (low, high), (origin, _) in zip(piece, region, strict=True)
         )
-        numbers[index] = convert(words(start, shape, piece))
+        numbers[index] = convert(words(start, shape, piece, arrays))
     return numbers
 
 
@@ -174,7 +175,9 @@ def normal(
     return _fill(stream(seed, key, step), shape, region, np.dtype(dtype), _normal_of, arrays)
 
 
-def permutation(seed: int, key: int | str, n: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def permutation(
+    seed: int, key: int | str, n: int, arrays: Any = np
+) -> np.ndarray[Any, np.dtype[np.int64]]:
     """The numbers 0 to n - 1 in a random order: the order of n random words."""
-    keys = words(stream(seed, key), (n,), ((0, n),))
+    keys = words(stream(seed, key), (n,), ((0, n),), arrays)
     return np.argsort(keys, kind="stable").astype(np.int64, copy=False)

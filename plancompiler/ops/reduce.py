@@ -28,7 +28,6 @@ from plancompiler.ops.registry import (
     KernelContext,
     Types,
     define_op,
-    no_arrays,
 )
 from plancompiler.ops.rule import Signature, operand_line
 
@@ -143,7 +142,6 @@ define_op(
     inputs=1,
     attrs=REDUCED,
     kernel=in_float32(_sum_kernel),
-    scratch=no_arrays,
     gradient=of_one(lambda attrs, x, y, dy: expand_to(kept_axes(dy, attrs, x), x.shape)),
     linear=((0,),),
     linear_if=keeps_dtype,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
@@ -67,7 +67,10 @@ class KernelContext:
     microbatch: int = 0
     """Counts the micro-batches of the step; regions are those of this one."""
     state: dict[str, Any] = field(default_factory=dict)
-    """Scratch that a kernel keeps between calls (an open file, a work buffer)."""
+    """What a kernel keeps between calls (an open file, a table)."""
+    work: dict[Hashable, Any] = field(default_factory=dict)
+    """Work buffers (`ops.kernel.scratch`): what is in them is lost between calls, so that tasks
+    that run one after another share them."""
     arrays: Any = np
     """The namespace that makes arrays (`empty`, `arange`, …) like those the kernel is given."""
     rates: Callable[[int, int], float | None] | None = None
@@ -178,24 +181,6 @@ Formula = Callable[..., Any]
 """`(attributes, *inputs)`: what an op gives, written with other ops: a tensor, or a tuple."""
 
 
-class Scratch(NamedTuple):
-    """Bytes of arrays that a kernel on the host makes beside what it is given."""
-
-    kept: int = 0
-    """In its context, from its first call on."""
-    passing: int = 0
-    """At most at a time while it runs, beside these."""
-
-
-WorkArrays = Callable[[Types, Types, AttrMap], Scratch | None]
-"""`(local inputs, local outputs, attributes)`; None where it is not known."""
-
-
-def no_arrays(inputs: Types, outputs: Types, attrs: AttrMap) -> Scratch:
-    """Of kernels that work in what they are given."""
-    return Scratch()
-
-
 @dataclass(frozen=True, slots=True)
 class OpDef:
     """The one definition of an op."""
@@ -232,9 +217,6 @@ class OpDef:
     pointwise: Callable[[Types, Types, AttrMap], int] | None = None
     """Operations on global tensors beside those of `flops`, where these are of products and the
     kernel does others between them: a device does the others at its rate for float32."""
-    scratch: WorkArrays | None = None
-    """The arrays that the kernel makes; None where that is not known before it runs. Asked by
-    `ops.kernel.scratch_of`."""
     view: tuple[tuple[int, int], ...] = ()
     """(output, input) pairs where the output's bytes are the input's, so no work is needed if they
     share memory."""

@@ -34,7 +34,7 @@ def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     source, beside, target = (rows_of(array) for array in (x, residual, outputs[0]))
     if rate == 0.0:
         step = max(1, blocking.BLOCK_BYTES // (source.shape[1] * source.itemsize))
-        for start in range(0, len(source), step):
+        for start in blocking.piece_starts(source, len(source), step):
             rows = slice(start, start + step)
             work = source[rows]
             if bias:
@@ -42,7 +42,7 @@ def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
             np.add(work, beside[rows], out=target[rows])
         return
     shape, region = context.input_shapes[0], context.input_regions[0]
-    mask = of_box(context, "mask", region, lambda: Mask(shape, region))
+    mask = of_box(context, "mask", region, lambda: Mask(shape, region, context.arrays))
     start, threshold = stream_of(context, rate)
     scale = 1.0 / (1.0 - rate)
     for rows, columns, keep in mask.pieces(start, threshold):

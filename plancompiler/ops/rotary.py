@@ -46,10 +46,10 @@ def _turns(
     length = context.input_shapes[0][-2]
 
     def turned() -> tuple[Array, Array]:
-        attrs = context.attrs
+        attrs, arrays = context.attrs, context.arrays
         offset = attrs["offset"] + (position or 0)
-        positions = positions_of(attrs["zigzag"], length, (start, stop)) + float(offset)
-        rates = attrs["base"] ** (np.arange(0, width, 2) / -max(width, 1))
+        positions = positions_of(attrs["zigzag"], length, (start, stop), arrays) + float(offset)
+        rates = attrs["base"] ** (arrays.arange(0, width, 2) / -max(width, 1))
         angles = np.outer(positions, rates)
         sines = np.sin(angles) * (-1.0 if attrs["inverse"] else 1.0)
         return np.cos(angles).astype(dtype), sines.astype(dtype)
@@ -70,7 +70,7 @@ def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     else:
         halves = slice(0, width // 2), slice(width // 2, None)
     step = max(1, blocking.BLOCK_BYTES // max(1, length * width * x.itemsize))
-    for start in range(0, len(source), step):
+    for start in blocking.piece_starts(source, len(source), step):
         piece, made = source[start : start + step], target[start : start + step]
         first, second = (piece[..., half] for half in halves)
         shape = (len(piece), length, width // 2)

@@ -34,7 +34,6 @@ from plancompiler.ops.registry import (
     View,
     apply,
     define_op,
-    no_arrays,
 )
 from plancompiler.ops.rule import Signature, operand_line
 
@@ -118,7 +117,6 @@ define_op(
     kernel=lambda context, inputs, outputs: np.copyto(
         outputs[0], inputs[0].transpose(context.attrs["axes"])
     ),
-    scratch=no_arrays,
     gradient=of_one(_transpose_gradient),
     **MOVES,
     strided=View(
@@ -147,7 +145,6 @@ define_op(
     rule="... -> ...",
     attrs=(Shape(),),
     kernel=lambda context, inputs, outputs: np.copyto(outputs[0], inputs[0]),
-    scratch=no_arrays,
     gradient=of_one(lambda attrs, x, y, dy: reduce_to(dy, x.shape)),
     **MOVES,
     strided=View(lambda attrs, made: partial(np.broadcast_to, shape=made), None),

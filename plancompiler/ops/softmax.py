@@ -35,7 +35,7 @@ def _row_sum(context: KernelContext, rows: Array) -> Array:
     width = rows.shape[-1]
     ones = context.state.get("ones")
     if ones is None or ones.dtype != rows.dtype:
-        ones = context.state["ones"] = np.ones((width, 1), rows.dtype)
+        ones = context.state["ones"] = context.arrays.ones((width, 1), rows.dtype)
     totals: Array = np.matmul(rows, ones)
     return totals
 
@@ -45,7 +45,7 @@ def _row_max(rows: Array) -> Array:
     greatest: Array
     if rows.ndim == 2:
         # To find its place and look it up takes half the time of a reduction.
-        greatest = rows[np.arange(len(rows)), rows.argmax(axis=-1)][:, None]
+        greatest = rows[np.arange(len(rows), like=rows), rows.argmax(axis=-1)][:, None]
     else:
         greatest = np.maximum.reduce(rows, axis=-1, keepdims=True)
     return greatest
@@ -180,7 +180,7 @@ def _labels(context: KernelContext, labels: Array, classes: int) -> tuple[Array,
             got=int(flat[np.argmax(wrong)]),
             expected=f"0 to {classes - 1}, or {ignored} to leave an example out",
         )
-    if counts.all():
+    if np.count_nonzero(counts) == counts.size:
         return flat, None
     return np.where(counts, flat, 0), counts
 
@@ -194,7 +194,7 @@ def _cross_entropy_kernel(context: KernelContext, inputs: Arrays, outputs: Array
         work = scratch(context, "work", x.shape, x.dtype)
         top = _row_max(x)
         np.subtract(x, top, out=work)
-        picked = work[np.arange(len(label)), label]
+        picked = work[np.arange(len(label), like=label), label]
         np.exp(work, out=work)
         np.log(_row_sum(context, work)[:, 0], out=result)
         np.subtract(result, picked, out=result)
@@ -211,7 +211,7 @@ def _cross_entropy_grad_kernel(context: KernelContext, inputs: Arrays, outputs: 
         scale = np.where(counts, scale, scale.dtype.type(0))
     for x, label, factor, dx in row_blocks(classes, rows_of(logits), flat, scale, rows_of(out)):
         _softmax_rows(context, x, dx)
-        dx[np.arange(len(label)), label] -= 1
+        dx[np.arange(len(label), like=label), label] -= 1
         np.multiply(dx, factor[:, None], out=dx)
 
 

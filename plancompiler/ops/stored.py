@@ -200,8 +200,14 @@ class StoredArray:
                 "table of contents",
             ) from None
 
-    def rows(self) -> Array:
-        """The array, read-only: mapped, or unpacked by the first call."""
+    def rows(self, arrays: Any = np) -> Array:
+        """The array, read-only: mapped, or unpacked by the first call. With other `arrays` than
+        NumPy's, which stand for them, nothing is read.
+        """
+        if arrays is not np:
+            key = self.file.path, self.key
+            stands: Array = arrays.stored(key, self.shape, self.dtype, self._offset < 0)
+            return stands
         self.file.check()
         with self._lock:
             if self._rows is None:
@@ -261,20 +267,37 @@ class StoredRows:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def read(self, rows: Indices, inner: tuple[slice | EllipsisType, ...], out: Array) -> None:
+    def read(
+        self,
+        rows: Indices,
+        inner: tuple[slice | EllipsisType, ...],
+        out: Array,
+        arrays: Any = np,
+    ) -> None:
         """Copy the box `inner` of some rows; only shards that hold one of them are opened."""
         if out.size == 0:
+            return
+        if len(self._shards) == 1:
+            _copy_rows(rows, self._shards[0].rows(arrays)[(slice(None), *inner)], out)
             return
         owners = np.searchsorted(self._ends, rows, side="right")
         for number in np.unique(owners).tolist():
             shard = self._shards[number]
             places = np.flatnonzero(owners == number)
             local = rows[places] - (self._ends[number] - shard.shape[0])
-            array = shard.rows()[(slice(None), *inner)]
-            if len(local) == len(out) and local[-1] - local[0] == len(local) - 1 and _rising(local):
-                np.copyto(out, array[local[0] : local[-1] + 1])
+            array = shard.rows(arrays)[(slice(None), *inner)]
+            if len(local) == len(out):
+                _copy_rows(local, array, out)
             else:
                 out[places] = array[local]
+
+
+def _copy_rows(rows: Indices, array: Array, out: Array) -> None:
+    """Copy some rows of an array, all of `out`."""
+    if rows[-1] - rows[0] == len(rows) - 1 and _rising(rows):
+        np.copyto(out, array[rows[0] : rows[-1] + 1])
+    else:
+        out[:] = array[rows]
 
 
 def _rising(numbers: Indices) -> bool:

@@ -38,7 +38,7 @@ from plancompiler.ops.check import (
 from plancompiler.ops.gradient import of_one
 from plancompiler.ops.initializer import check_initializer, initialize
 from plancompiler.ops.kernel import copy_unless_shared
-from plancompiler.ops.registry import Arrays, AttrMap, KernelContext, Types, define_op, no_arrays
+from plancompiler.ops.registry import Arrays, AttrMap, KernelContext, Types, define_op
 from plancompiler.ops.rule import operand_line
 
 
@@ -258,7 +258,6 @@ define_op(
         Number("value"),
     ),
     kernel=lambda context, inputs, outputs: outputs[0].fill(context.attrs["value"]),
-    scratch=no_arrays,
     flops=0,
     doc="A tensor full of one number.",
 )
@@ -362,7 +361,6 @@ define_op(
         Int("first", None, least=0),
     ),
     kernel=_learning_rate_kernel,
-    scratch=no_arrays,
     flops=0,
     counts_steps=True,
     doc="The learning rate of the step, by a schedule or as it is fed.",

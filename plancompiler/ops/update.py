@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 
-from plancompiler.blas.numba_choice import numba_version
 from plancompiler.errors import GradientError
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import Attrs, AttrValue, TensorType, freeze_attrs
@@ -39,19 +38,23 @@ from plancompiler.ops.elementwise_program import (
     Symbol,
     buffers_of,
     read_apart,
-    works_in_place,
 )
-from plancompiler.ops.kernel import BLOCK_BYTES, copy_unless_shared, in_float32
+from plancompiler.ops.kernel import (
+    BLOCK_BYTES,
+    copy_unless_shared,
+    in_float32,
+    is_numpy,
+    piece_starts,
+    scratches,
+)
 from plancompiler.ops.numba_loops import loops_suit
 from plancompiler.ops.operands import Operand, parse_operands
 from plancompiler.ops.registry import (
-    Array,
     Arrays,
     AttrMap,
     Infer,
     Kernel,
     KernelContext,
-    Scratch,
     Types,
     define_op,
     infer_types,
@@ -253,7 +256,8 @@ class BoundUpdate:
             else:
                 placed[result] = target
         kept = {*placed, *(result for _, result in copied)}
-        buffers, self._work_dtypes = buffers_of(program, types, leaves, placed, kept)
+        buffers, dtypes = buffers_of(program, types, leaves, placed, kept)
+        self._work_dtypes = tuple(dtypes)
         names = {result: f"w{buffer}" for result, buffer in buffers.items()} | placed
         self._copies = [(to, names.get(each, f"x{each}")) for to, each in copied]
         numbers = range(update.tensors, leaves)
@@ -262,7 +266,7 @@ class BoundUpdate:
         self._update = update
         self._changed = changed
         self._arrays = arrays
-        self._on_host = arrays is np
+        self._on_host = is_numpy(arrays)
         self._dtype = dtype.numpy
         self._places = [at for at, each in enumerate(operands) if each.shape != ()]
         scalars = [(at, each) for at, each in enumerate(operands) if each.shape == ()]
@@ -274,8 +278,6 @@ class BoundUpdate:
         self._varying = [at for at, each in enumerate(update.constants) if each is None]
         widest = max((each.itemsize for each in self._work_dtypes), default=dtype.itemsize)
         self._block = max(1, BLOCK_BYTES // widest)
-        self._in_place = works_in_place(program, types)
-        self._work: list[Array] = []
 
     def __call__(self, context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         """Run it on arrays of one shape, as a kernel."""
@@ -303,11 +305,12 @@ class BoundUpdate:
             or not isinstance(first, np.ndarray)
             or not all(each.flags.c_contiguous for each in (*tensors, *own))
         ):
-            run((*tensors, *numbers, *own), self._work_of(first.shape), None)
+            work = scratches(context, first.shape, self._work_dtypes)
+            run((*tensors, *numbers, *own), work, None)
             return
         flat, own = ([array.reshape(-1) for array in arrays] for arrays in (tensors, own))
-        work = self._work_of((step,))
-        for start in range(0, size, step):
+        work = scratches(context, (step,), self._work_dtypes)
+        for start in piece_starts(flat[0], size, step):
             stop = start + step
             if stop > size:
                 work = [array[: size - start] for array in work]
@@ -334,17 +337,6 @@ class BoundUpdate:
             return self._dtype.type(value)
         on_device = isinstance(value, self._arrays.ndarray)
         return value.astype(self._dtype) if on_device else float(value)
-
-    def work_bytes(self, size: int) -> int | None:
-        """See `BoundProgram.work_bytes`."""
-        if not self._in_place or numba_version() is not None:
-            return None
-        return min(size, self._block) * sum(each.itemsize for each in self._work_dtypes)
-
-    def _work_of(self, shape: tuple[int, ...]) -> list[Array]:
-        if not self._work or self._work[0].shape != shape:
-            self._work = [self._arrays.empty(shape, dtype) for dtype in self._work_dtypes]
-        return self._work
 
 
 def _may_lie_over(update: UpdateProgram, result: int, place: int | None) -> bool:
@@ -415,14 +407,6 @@ def define_update(
             context.state["update"] = run
         run(context, inputs, outputs)
 
-    def scratch(inputs: Types, outputs: Types, named: AttrMap) -> Scratch | None:
-        dtype = inputs[0].dtype
-        if dtype.is_half:
-            return None
-        bound = BoundUpdate(program(named, dtype), dtype, operands.inputs, changed, np)
-        nbytes = bound.work_bytes(element_count(inputs[0].shape))
-        return None if nbytes is None else Scratch(nbytes)
-
     def flops(inputs: Types, outputs: Types, named: AttrMap) -> int:
         size = len(program(complete(attrs, named), DType.FLOAT32).program)
         return size * element_count(inputs[0].shape)
@@ -434,7 +418,6 @@ def define_update(
         rule=f"{', '.join(['...'] * len(names))} -> {', '.join(['...'] * len(changed))}",
         attrs=attrs,
         kernel=kernel,
-        scratch=scratch,
         flops=flops,
         mutates=tuple((slot, place) for slot, place in enumerate(changed) if place is not None),
         scaled=scaled,

@@ -7,7 +7,7 @@ Pieces are balanced, and of a piece of odd length the early part has one positio
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,11 +51,11 @@ def runs_of(order: int, extent: int, piece: Range) -> list[Run]:
     return runs
 
 
-def positions_of(order: int, extent: int, piece: Range) -> Array:
+def positions_of(order: int, extent: int, piece: Range, arrays: Any = np) -> Array:
     """The position of each element of a piece: int64."""
     runs = runs_of(order, extent, piece)
-    parts = [np.arange(run.position, run.position + run.length) for run in runs]
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+    parts = [arrays.arange(run.position, run.position + run.length) for run in runs]
+    return np.concatenate(parts) if parts else arrays.empty(0, np.int64)
 
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:

@@ -128,9 +128,7 @@ def work_of(length):
         op_def(kind).kernel(context, inputs, outputs)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-        buffers += sum(
-            each.nbytes for each in context.state.values() if isinstance(each, np.ndarray)
-        )
+        buffers += sum(each.nbytes for each in context.work.values())
         inputs = [query, key, value, *outputs, dy, mask]
     return max(peaks), buffers
 

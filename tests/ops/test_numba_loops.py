@@ -13,7 +13,7 @@ import pytest
 from plancompiler.blas import loaded_library, numba_choice
 from plancompiler.ir.dtype import DType
 from plancompiler.ops import numba_loops, row_loops
-from plancompiler.ops.elementwise_program import BoundProgram, program_of
+from plancompiler.ops.elementwise_program import BoundProgram, Instructions, program_of
 from plancompiler.ops.program_loops import Arithmetic, loop_text
 from plancompiler.ops.registry import KernelContext, op_def
 
@@ -24,6 +24,10 @@ ROWS, WIDTH = 24, 40
 def arrays(*shapes: tuple[int, ...], dtype: Any = F32) -> list[np.ndarray]:
     generator = np.random.default_rng(3)
     return [generator.normal(size=shape).astype(dtype) for shape in shapes]
+
+
+def bound(program: Instructions, count: int) -> BoundProgram:
+    return BoundProgram(program, (DType.FLOAT32,) * count, KernelContext({}, (), (), (), ()))
 
 
 def run(kind: str, inputs: list[np.ndarray], outputs: list[np.ndarray], **attrs: Any) -> None:
@@ -158,16 +162,14 @@ def check_programs() -> None:
         program = program_of(formula, (), (DType.FLOAT32,) * count)
         out, expected = np.empty_like(inputs[0]), np.empty_like(inputs[0])
         with np.errstate(all="ignore"):
-            BoundProgram(program, (DType.FLOAT32,) * count)(inputs, out)
+            bound(program, count)(inputs, out)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(numba_loops, "numba_version", lambda: None)
-                BoundProgram(program, (DType.FLOAT32,) * count)(inputs, expected)
+                bound(program, count)(inputs, expected)
             np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
             # Over its input, and over a part of it.
             shared = np.concatenate([inputs[0], inputs[0][:5]])
-            BoundProgram(program, (DType.FLOAT32,) * count)(
-                [shared[: out.size], *inputs[1:]], shared[: out.size]
-            )
+            bound(program, count)([shared[: out.size], *inputs[1:]], shared[: out.size])
         np.testing.assert_array_equal(shared[: out.size], out)
 
 

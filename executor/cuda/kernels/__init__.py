@@ -70,7 +70,7 @@ def on_host(arrays: Any, kernel: Kernel, collects: bool) -> Kernel:
     def run(context: KernelContext, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         host: KernelContext | None = context.state.get("on_host")
         if host is None:
-            host = context.state["on_host"] = replace(context, arrays=np, state={})
+            host = context.state["on_host"] = replace(context, arrays=np, state={}, work={})
         host.attrs, host.seed = context.attrs, context.seed
         host.step, host.microbatch = context.step, context.microbatch
         host.input_regions, host.output_regions = context.input_regions, context.output_regions
