@@ -122,8 +122,10 @@ class SharedReads:
             peers=tuple(sorted(peers - {self._plan.rank})),
         )
 
-    def read(self, memory: Memory) -> None:
-        """Fill the variables; called by all ranks, once they have met."""
+    def read(self, memory: Memory, peers: Collection[int]) -> None:
+        """Fill the variables; called by all ranks, once they have met. `peers` are all that this
+        one has met.
+        """
         for ranks, some in self._groups.items():  # in one order on all ranks
             group = self._link.group(_key(ranks))
             halves = self._link.peer_slots(ranks[0], _REGION)
@@ -143,6 +145,8 @@ class SharedReads:
                     (shard, *_) = memory.slots(piece.variable.register)
                     np.copyto(piece.of(shard), piece.shown(half))
             group.barrier("the end of the initial values")
+        for rank in self._link.near({*peers, self._plan.rank}):
+            self._link.free(rank, _REGION)
 
 
 def _holders(placement: Placement, sbp: NdSbp, rank: int) -> tuple[int, ...]:

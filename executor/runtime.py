@@ -166,7 +166,7 @@ class Runtime(Closing):
                     self._recorder = self._backend.recorder(self._record, self._first_step)
                 publication = reads.published(self._backend.publication(self._first_step))
                 self._link.connect(publication, self, self._start_deadline)
-                reads.read(memory)
+                reads.read(memory, publication.peers)
                 binder = self._backend.binder(
                     memory, self._link, self._feeds, self._on_outputs, self._deadline
                 )

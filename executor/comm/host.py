@@ -211,6 +211,14 @@ class HostLink(ProcessLink):
             return None if peer is None else peer.slots(region)
         return self._own_slots(region)
 
+    def free(self, rank: int, region: int) -> None:
+        """See `Link.free`."""
+        if rank != self.rank:
+            self._peers[rank].free(region)
+        elif region in self._regions:
+            del self._shared[self._regions[region].block]
+            super().free(rank, region)
+
     # --- connecting to the peers -----------------------------------------------------------------
 
     def connect(self, publication: Publication, sink: Sink, deadline: float) -> None:

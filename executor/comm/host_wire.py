@@ -320,6 +320,12 @@ class PeerMemory:
                 "a peer's register lies outside its memory", rank=self.rank, got=error.report.got
             ) from None
 
+    def free(self, key: int) -> None:
+        """Unmap the block of a region, if there is one."""
+        region = self._regions.pop(key, None)
+        if region is not None:
+            del self._buffers[region.block]
+
 
 # --- the handshake --------------------------------------------------------------------------------
 

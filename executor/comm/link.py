@@ -178,6 +178,11 @@ class Link(Protocol):
     def peer_slots(self, rank: int, region: int) -> Slots | None:
         """Arrays over a region of a peer (or of this rank), None where it is not published."""
 
+    def free(self, rank: int, region: int) -> None:
+        """Give back the block of a region that a peer, or this rank, may have published: nobody
+        reads it any more.
+        """
+
     def push(
         self, rank: int, region: int, slot: int, box: Region, flat: bool = False
     ) -> Callable[[], object] | None:

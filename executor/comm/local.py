@@ -221,6 +221,13 @@ class LocalLink(Link):
         """See `Link.peer_slots`."""
         return self.hub.slots.get((rank, region))
 
+    def free(self, rank: int, region: int) -> None:
+        """See `Link.free`."""
+        if rank == self.rank:
+            for each in self.hub.publications[rank].regions:
+                if each.key == region:
+                    del self._buffers[each.block], self.hub.slots[rank, region]
+
     def group(self, key: GroupKey) -> LocalGroup:
         """See `Link.group`."""
         if key not in self._groups:

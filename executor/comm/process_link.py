@@ -32,6 +32,12 @@ class ProcessLink(PeerFailures, Link):
         own = self._regions.get(region)
         return None if own is None else own.slots(self._buffers.get(own.block))
 
+    def free(self, rank: int, region: int) -> None:
+        """See `Link.free`."""
+        own = self._regions.pop(region, None) if rank == self.rank else None
+        if own is not None:
+            del self._buffers[own.block]
+
     def _take(self, rank: int, kind: int, packet: bytes, sink: Sink) -> bool:
         """Take a packet of a kind that all wires have; False after a peer's last one."""
         if kind == NOTICE:

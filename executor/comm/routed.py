@@ -89,6 +89,12 @@ class RoutedLink:
         """See `Link.peer_slots`."""
         return self._to(rank).peer_slots(rank, region)
 
+    def free(self, rank: int, region: int) -> None:
+        """See `Link.free`."""
+        self._to(rank).free(rank, region)
+        if rank == self.rank:
+            self._far.free(rank, region)
+
     def push(
         self, rank: int, region: int, slot: int, box: Region, flat: bool = False
     ) -> Callable[[], object] | None:

@@ -7,6 +7,7 @@ import re
 import secrets
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -90,6 +91,11 @@ def prepared(runtimes):
         return [future.exception() for future in futures]
 
 
+def mapped_memory():
+    """What the kernel says this process maps."""
+    return Path("/proc/self/maps").read_text().splitlines()
+
+
 @pytest.mark.parametrize("runtimes", ["threads", "shared memory", "two hosts"], indirect=True)
 def test_bytes_are_copied_out_of_a_file_once_by_all_ranks_of_a_host(runtimes, caplog, request):
     ranks, _ = runtimes
@@ -102,6 +108,8 @@ def test_bytes_are_copied_out_of_a_file_once_by_all_ranks_of_a_host(runtimes, ca
         read[name] += int(size)
     expected = {name: each.nbytes * hosts for name, each in WEIGHTS.items()}
     assert read == {**expected, "each": WEIGHTS["each"].nbytes}  # split over all ranks
+    # What they read into together is given back.
+    assert not [line for line in mapped_memory() if "plancompiler-reading" in line]
     for rank, runtime in enumerate(ranks):
         tp = rank % 2
         expected = {

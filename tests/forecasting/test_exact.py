@@ -6,7 +6,9 @@ import tracemalloc
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import plancompiler as pc
 from plancompiler.costs.choice import FOLDER
@@ -122,6 +124,23 @@ def test_ranks_of_one_host(name: str) -> None:
     try:
         before = held_arrays()
         with LocalWorld(plans):
+            assert total(expected) == held_arrays() - before
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_weights_that_ranks_read_together_leave_nothing_behind(ranks: int, tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    save_file({"w": np.ones((40, 50), np.float32)}, path)
+    with pc.job("stored") as job:
+        weight = pc.nn.Parameter((40, 50), "float32", pc.data.Stored(path, "w"))
+        pc.output("sum", (weight.place(mesh(ranks)).value * 2.0).sum())
+    expected = forecast(job)
+    tracemalloc.start()
+    try:
+        before = held_arrays()
+        with LocalWorld(compile_plans(job, ranks).plans):
             assert total(expected) == held_arrays() - before
     finally:
         tracemalloc.stop()
