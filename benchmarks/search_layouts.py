@@ -81,7 +81,6 @@ class Row:
         held = sum(
             float(each.held_bytes[each.signatures.index(signature)])
             for number, signature in zip(problem.tied.class_of, self.signatures, strict=True)
-            if problem.kept[number]
             for each in [problem.candidates[number]]
         )
         return [

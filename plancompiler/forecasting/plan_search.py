@@ -214,7 +214,8 @@ def _nothing_fits(plan: Plan, limit: float) -> UsageError:
     variable = max(held, key=lambda each: each[0].nbytes, default=None)
     where, source, size = "nothing", "", 0
     if most is not None:
-        where, source, size = f"{most.name} ({most.op})", str(most.source), most.nbytes
+        where = most.name if most.name == most.op else f"{most.name} ({most.op})"
+        source, size = str(most.source), most.nbytes
     if variable is not None and variable[0].nbytes >= size:
         register, spec = variable
         made = worst.task_by_id[register.producer]

@@ -32,7 +32,7 @@ class Candidates:
     seconds: np.ndarray
     """Computing, per signature."""
     held_bytes: np.ndarray
-    """Of its first output, per signature, on one device."""
+    """What a device holds for the whole step, per signature; none until `memory_model` says so."""
 
     def where(self, keep: Sequence[bool]) -> Candidates:
         """Those for which `keep` is true."""
@@ -55,12 +55,8 @@ def candidates_of(op: Op, microbatches: int, machine: Machine) -> Candidates:
             got=f"outputs {op.sbp}",
             hint="take the layout away, or demand another one",
         )
-    hierarchy = op.placement.hierarchy
-    held = [
-        _bytes(op.outputs[0].type) / pieces_of(each.outputs[0], hierarchy) if op.outputs else 0.0
-        for each in signatures
-    ]
-    return Candidates(signatures, np.array(seconds_of(op, signatures, machine)), np.array(held))
+    seconds = np.array(seconds_of(op, signatures, machine))
+    return Candidates(signatures, seconds, np.zeros(len(signatures)))
 
 
 def _legal(op: Op, microbatches: int) -> Iterator[NdSignature]:

@@ -35,8 +35,7 @@ def lower_bound(
     for context in tied.contexts:
         candidates = problem.candidates[context.ops]
         seconds = candidates.seconds.copy()
-        if memory_price and problem.kept[context.ops]:
-            seconds += memory_price * candidates.held_bytes
+        seconds += memory_price * candidates.held_bytes
         for number in context.makes:
             if number >= 0:
                 for price in fair[number]:

@@ -23,6 +23,11 @@ OPTIONS: dict[str, bool | int | float | str] = {
     "mip_max_nodes": 200,
 }
 """A limit of nodes, and not of time, gives the same answer on every machine."""
+MOST_MIXED = 80_000
+"""Columns of a program with a limit of memory up to which the mixed-integer program is tried first:
+beyond, it takes minutes."""
+DEARER = 1e-3
+"""By how much a price of memory is raised, so that what is least by it fits."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +44,8 @@ class Solution:
 
 def solve(program: LinearProgram) -> Solution:
     """The least solution: of the linear program, and where that is not whole, of the mixed one."""
-    highspy = _highspy()
-    # The class below `Highs`, which would print a banner and start threads for callbacks.
-    solver = highspy.Highs.__mro__[1]()
-    solver.setOptionValue("output_flag", False)
-    for name, value in OPTIONS.items():
-        solver.setOptionValue(name, value)
-    scale = GREATEST_PRICE / max(float(program.costs.max(initial=0.0)), 1e-30)
+    highspy, solver = _solver()
+    scale = _scale(program)
     model = _model(highspy, program, scale)
     solver.passModel(model)
     solver.run()
@@ -57,9 +57,13 @@ def solve(program: LinearProgram) -> Solution:
     memory_price = 0.0
     if program.memory_row is not None:
         memory_price = max(0.0, -solver.getSolution().row_dual[program.memory_row] / scale)
-    chosen = columns[: program.choices]
-    if bool(np.all(np.abs(chosen - np.round(chosen)) < 1e-6)):
-        return Solution(columns, solver.getInfo().objective_function_value / scale, memory_price)
+    bound = solver.getInfo().objective_function_value / scale
+    if _whole(program, columns):
+        return Solution(columns, bound, memory_price)
+    if program.memory_row is not None and len(program.costs) > MOST_MIXED:
+        columns = _least_at_price(solver, program, memory_price * (1 + DEARER) * scale, scale)
+        if _whole(program, columns):
+            return Solution(columns, bound, memory_price)
     kinds = highspy.HighsVarType
     flows = len(program.costs) - program.choices
     model.integrality_ = [kinds.kInteger] * program.choices + [kinds.kContinuous] * flows
@@ -71,6 +75,75 @@ def solve(program: LinearProgram) -> Solution:
     if solver.getInfo().primal_solution_status != FEASIBLE:
         return Solution(None, bound)
     return Solution(np.array(solver.getSolution().col_value), bound, memory_price)
+
+
+class Relaxation:
+    """The linear program of a choice, to which rows are added and whose columns are closed: it is
+    solved again from where it ended.
+    """
+
+    def __init__(self, program: LinearProgram) -> None:
+        self._highspy, self._solver = _solver()
+        self._scale, self._count = _scale(program), program.choices
+        self._solver.passModel(_model(self._highspy, program, self._scale))
+
+    def least(self, closed: np.ndarray) -> tuple[float, np.ndarray]:
+        """Seconds, infinite where nothing is possible, and the candidates' columns, without those
+        that are `closed`.
+        """
+        columns = np.arange(self._count, dtype=np.int32)
+        self._solver.changeColsBounds(
+            self._count, columns, np.zeros(self._count), np.where(closed, 0.0, 1.0)
+        )
+        self._solver.run()
+        status = self._solver.getModelStatus()
+        if status == self._highspy.HighsModelStatus.kInfeasible:
+            return np.inf, np.zeros(self._count)
+        if status != self._highspy.HighsModelStatus.kOptimal:
+            return -np.inf, np.zeros(self._count)
+        seconds = self._solver.getInfo().objective_function_value / self._scale
+        return seconds, np.array(self._solver.getSolution().col_value)[: self._count]
+
+    def add_row(self, weights: np.ndarray, least: float) -> None:
+        """Let `weights @ columns` of the candidates be at least so much."""
+        (used,) = np.nonzero(weights)
+        self._solver.addRow(least, np.inf, len(used), used.astype(np.int32), weights[used])
+
+
+def _solver() -> tuple[Any, Any]:
+    """The package, and a solver with our options."""
+    highspy = _highspy()
+    # The class below `Highs`, which would print a banner and start threads for callbacks.
+    solver = highspy.Highs.__mro__[1]()
+    solver.setOptionValue("output_flag", False)
+    for name, value in OPTIONS.items():
+        solver.setOptionValue(name, value)
+    return highspy, solver
+
+
+def _scale(program: LinearProgram) -> float:
+    return GREATEST_PRICE / max(float(program.costs.max(initial=0.0)), 1e-30)
+
+
+def _whole(program: LinearProgram, columns: np.ndarray) -> bool:
+    chosen = columns[: program.choices]
+    return bool(np.all(np.abs(chosen - np.round(chosen)) < 1e-6))
+
+
+def _least_at_price(
+    solver: Any, program: LinearProgram, memory_price: float, scale: float
+) -> np.ndarray:
+    """The least solution of a program whose limit of memory has become a price, from where the
+    solver has ended. Above the price that the limit has it holds no more than the limit.
+    """
+    row, count = program.memory_row, len(program.costs)
+    held, places = np.zeros(count), program.rows == row
+    held[program.columns[places]] = program.values[places]
+    solver.changeRowBounds(row, -np.inf, np.inf)
+    costs = program.costs * scale + memory_price * held
+    solver.changeColsCost(count, np.arange(count, dtype=np.int32), costs)
+    solver.run()
+    return np.array(solver.getSolution().col_value)
 
 
 def _highspy() -> Any:

@@ -73,21 +73,17 @@ def _contradiction(op: Op, makers: dict[str, Op], microbatches: int) -> PlanComp
 def _too_much(job: Job, memory_bytes: float) -> UsageError:
     """How little any layouts hold, and the tensor of which they hold most."""
     problem = layout_problem(tie_ops(job, None))
-    least, total = [], 0.0
-    for members, candidates, kept in zip(
-        problem.tied.classes, problem.candidates, problem.kept, strict=True
-    ):
-        if kept:
-            held = float(candidates.held_bytes.min())
-            total += held * len(members)
-            least.append((held, members[0]))
-    held, op = max(least, key=lambda each: each[0])
+    least = [float(each.held_bytes.min()) for each in problem.candidates]
+    held, place = max((each, -number) for number, each in enumerate(least))
+    op = job.ops[-place]
     name = op.attr("name") or f"%{op.outputs[0].name}"
+    if op.kind == "variable":
+        name = f"{name}, with what its update keeps,"
     return UsageError(
         "no layouts fit",
         at=op,
         got=f"{memory_bytes:.0f} bytes of memory on a device",
-        expected=f"at least {total:.0f} bytes for variables and for what backward reads, of which "
-        f"{name} takes {held:.0f}",
+        expected=f"at least {sum(least):.0f} bytes for variables and for what backward reads, of "
+        f"which {name} takes {held:.0f}",
         hint="allow more memory or more devices, use micro-batches or recomputation, or pin less",
     )

@@ -23,6 +23,7 @@ from plancompiler.search.linear_program import (
 from plancompiler.search.narrowed_problem import affordable, narrowed_problem
 from plancompiler.search.price_ascent import PATIENCE, PriceAscent
 from plancompiler.search.tied_ops import TiedGraph, tie_ops
+from plancompiler.search.whole_choices import least_of_whole_choices
 
 ROUNDS = (2, 4, 8)
 """Of refinement, one after another, until the gap is small."""
@@ -183,7 +184,10 @@ def _search(
         if best is None and refused:
             # Many candidates may be as cheap as the best ones: all of them at once would be too
             # much for the solver, where a little more than the bound is enough.
-            more = max(4 * refused, CLOSE * _bound(ascent, memory_bytes))
+            little = CLOSE * _bound(ascent, memory_bytes)
+            if memory_bytes is not None or _columns(ascent, little) > MOST_COLUMNS:
+                little *= 0.1
+            more = max(4 * refused, little)
             most = min(most, more) if more < _bound(ascent, memory_bytes) else np.inf
         if best is not None:
             most = min(most, max(0.0, (1 - enough) * best[0] - _bound(ascent, memory_bytes)))
@@ -216,14 +220,17 @@ def _search(
         return None
     held = sum(
         float(each.held_bytes[place]) * len(members)
-        for each, place, members, kept in zip(
-            problem.candidates, best[1], tied.classes, problem.kept, strict=True
-        )
-        if kept
+        for each, place, members in zip(problem.candidates, best[1], tied.classes, strict=True)
     )
     bound = lower_bound(problem, ascent.prices, ascent.memory_price, memory_bytes)
     if alone:
         bound = max(bound, solved)
+        wanted = (1 - 0.9 * GAP) * best[0]
+        if memory_bytes is not None and bound < (1 - GAP) * best[0]:
+            narrowed = narrowed_problem(ascent, wanted - _bound(ascent, memory_bytes))
+            if column_count(narrowed) <= MOST_COLUMNS:
+                program = linear_program(narrowed, memory_bytes)
+                bound = max(bound, least_of_whole_choices(program, wanted))
     bound = min(bound, best[0])  # they are sums of the same numbers in another order
     return LayoutSearch(
         tied.job,
@@ -263,6 +270,11 @@ def _least(
     return places, solution.bound
 
 
+def _columns(ascent: PriceAscent, most: float) -> int:
+    """Of the program of candidates that have a part in layouts so far above the bound."""
+    return column_count(narrowed_problem(ascent, most))
+
+
 def _set_price(ascent: PriceAscent, price: float) -> None:
     ascent.set_memory_price(price)
     ascent.climb()
@@ -283,10 +295,7 @@ def least_bytes(problem: LayoutProblem) -> float:
     """What a device must hold at least."""
     return sum(
         float(each.held_bytes.min()) * len(members)
-        for each, members, kept in zip(
-            problem.candidates, problem.tied.classes, problem.kept, strict=True
-        )
-        if kept
+        for each, members in zip(problem.candidates, problem.tied.classes, strict=True)
     )
 
 

@@ -19,7 +19,7 @@ from plancompiler.ops.registry import op_def
 from plancompiler.search.candidates import Candidates, candidates_of
 from plancompiler.search.dominated import without_dominated
 from plancompiler.search.layout_arcs import LayoutArcs, layout_arcs
-from plancompiler.search.memory_model import with_split_parameters
+from plancompiler.search.memory_model import with_held_bytes, with_split_parameters
 from plancompiler.search.tied_ops import TiedGraph, ValueGroup
 
 
@@ -49,8 +49,6 @@ class LayoutProblem:
     """Those of `tied.groups`; readers on meshes of other shapes are left out."""
     readers: tuple[tuple[int, ...], ...]
     """Per group, the places of its readers in `tied`."""
-    kept: tuple[bool, ...]
-    """Per class, whether its first output is held for the whole step."""
 
 
 def layout_problem(
@@ -84,7 +82,7 @@ def layout_problem(
         made, used = _group_arcs(tied, candidates, group, machine, starting)
         groups.append(made)
         readers.append(used)
-    return LayoutProblem(tied, candidates, tuple(groups), tuple(readers), _kept(tied))
+    return LayoutProblem(tied, with_held_bytes(tied, candidates), tuple(groups), tuple(readers))
 
 
 def _agreeing(tied: TiedGraph, candidates: tuple[Candidates, ...]) -> tuple[Candidates, ...]:
@@ -134,23 +132,6 @@ def _with_whole(
             for signature in each.signatures
         ]
         kept.append(each.where(keep) if any(keep) else each)
-    return tuple(kept)
-
-
-def _kept(tied: TiedGraph) -> tuple[bool, ...]:
-    """Variables, and what forward ops leave for backward."""
-    kept = [members[0].kind == "variable" for members in tied.classes]
-    for group in tied.groups:
-        maker = tied.classes[group.maker][0]
-        if (
-            group.slot == 0
-            and maker.origin.phase is Phase.FORWARD
-            and not op_def(maker.kind).view
-            and any(
-                tied.classes[each.ops][0].origin.phase is Phase.BACKWARD for each in group.readers
-            )
-        ):
-            kept[group.maker] = True
     return tuple(kept)
 
 
@@ -287,14 +268,13 @@ def linear_program(problem: LayoutProblem, memory_bytes: float | None) -> Linear
     memory_row = None
     if memory_bytes is not None:
         memory_row = writer.add_rows(1, -np.inf, 1.0)
-        for number, (members, candidates) in enumerate(
-            zip(tied.classes, problem.candidates, strict=True)
+        for column, members, candidates in zip(
+            first_choice, tied.classes, problem.candidates, strict=True
         ):
-            if problem.kept[number]:
+            if candidates.held_bytes.any():
                 count = len(candidates.signatures)
-                columns = first_choice[number] + np.arange(count)
                 held = candidates.held_bytes * len(members) / memory_bytes
-                writer.add(np.full(count, memory_row), columns, held)
+                writer.add(np.full(count, memory_row), column + np.arange(count), held)
     for group, arcs, used in zip(tied.groups, problem.groups, problem.readers, strict=True):
         _add_group(writer, group, arcs, used, first_choice)
     return LinearProgram(

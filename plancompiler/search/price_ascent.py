@@ -163,17 +163,15 @@ class PriceAscent:
         """Let each byte that is held cost so many seconds."""
         problem = self.problem
         for context, paid in zip(problem.tied.contexts, self._paid, strict=True):
-            if problem.kept[context.ops]:
-                held = problem.candidates[context.ops].held_bytes
-                paid += (price - self.memory_price) * held
+            paid += (price - self.memory_price) * problem.candidates[context.ops].held_bytes
         self.memory_price = price
 
     def held_bytes(self) -> float:
         """What the cheapest choices hold; of equals, those that hold least."""
         problem, total = self.problem, 0.0
         for context, paid in zip(problem.tied.contexts, self._paid, strict=True):
-            if problem.kept[context.ops]:
-                held = problem.candidates[context.ops].held_bytes
+            held = problem.candidates[context.ops].held_bytes
+            if held.any():
                 cheapest = paid <= paid.min() + 1e-9 * (abs(paid.min()) + 1e-12)
                 total += context.count * float(held[cheapest].min())
         return total

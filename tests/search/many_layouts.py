@@ -61,8 +61,13 @@ def settled(problem: LayoutProblem, choices: np.ndarray) -> np.ndarray:
     return choices
 
 
-def seconds_of_many(problem: LayoutProblem, choices: np.ndarray) -> np.ndarray:
-    """The additive objective of each of [ops, many] choices; infinite for illegal ones."""
+def seconds_of_many(
+    problem: LayoutProblem, choices: np.ndarray, most_layouts: int | None = None
+) -> np.ndarray:
+    """The additive objective of each of [ops, many] choices; infinite for illegal ones. A value
+    that is wanted in more than `most_layouts` counts as if it were wanted in so many of them: the
+    objective is no less.
+    """
     tied = problem.tied
     ops = tied.job.ops
     total = np.zeros(choices.shape[1])
@@ -74,7 +79,7 @@ def seconds_of_many(problem: LayoutProblem, choices: np.ndarray) -> np.ndarray:
             place_of[value.name] = place
         for operand, value in enumerate(op.inputs):
             readers.setdefault(value.name, []).append((place, operand))
-    prices = BoxingPrices()
+    prices = BoxingPrices(most_layouts)
     for number, group in enumerate(tied.groups):
         arcs, used = problem.groups[number], problem.readers[number]
         roles = {
@@ -98,9 +103,12 @@ def seconds_of_many(problem: LayoutProblem, choices: np.ndarray) -> np.ndarray:
 
 
 class BoxingPrices:
-    """What boxing values costs: for each set of wanted layouts once, whatever was made."""
+    """What boxing values costs: for each set of wanted layouts once, whatever was made. It takes
+    time that is exponential in their number, so only `most_layouts` of them may be counted.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, most_layouts: int | None = None) -> None:
+        self._most = most_layouts
         self._trees: dict[int, _Trees] = {}
 
     def of_many(self, graph: LayoutArcs, layouts: np.ndarray) -> np.ndarray:
@@ -110,6 +118,7 @@ class BoxingPrices:
         made, wanted = layouts[0], np.sort(layouts[1:], axis=0)
         wanted[1:][wanted[1:] == wanted[:-1]] = graph.count  # one that is wanted twice counts once
         wanted.sort(axis=0)
+        wanted = wanted[: self._most]
         radix = (graph.count + 1) ** np.arange(len(wanted), dtype=object)
         if radix[-1] * (graph.count + 1) < 2**62:
             _, first, place = np.unique(

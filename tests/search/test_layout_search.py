@@ -15,12 +15,18 @@ from plancompiler.ir.sbp import PARTIAL_SUM
 from plancompiler.ir.task import Primitive
 from plancompiler.lower.compile import MODES, build_graph, compile_plans
 from plancompiler.passes import run_passes
-from plancompiler.search import layout_search
-from plancompiler.search.highs_solver import solve
+from plancompiler.search import highs_solver, layout_search
+from plancompiler.search.highs_solver import Relaxation, solve
 from plancompiler.search.layout_arcs import layout_arcs
-from plancompiler.search.layout_search import LayoutSearch, objective_seconds, search_layouts
-from plancompiler.search.linear_program import layout_problem
+from plancompiler.search.layout_search import (
+    LayoutSearch,
+    least_bytes,
+    objective_seconds,
+    search_layouts,
+)
+from plancompiler.search.linear_program import layout_problem, linear_program
 from plancompiler.search.tied_ops import tie_ops
+from plancompiler.search.whole_choices import least_of_whole_choices
 from tests.search.least_cost import combinations_of, least_by_elimination, least_of_all
 from tests.search.many_layouts import neighbours, random_choices, seconds_of_many
 from tests.search.open_jobs import AUTO, mlp, transformer, whole_problem
@@ -251,6 +257,34 @@ def test_limits_leave_small_jobs_no_gap():
     assert searched(job, limit).gap <= 1e-3
 
 
+def test_no_whole_choices_cost_less_than_rows_and_cases_prove():
+    """Beside the mixed-integer program, which is solved to the end."""
+    job = run_passes(mlp((4,), replace(AUTO, machine="h100-sxm"), 1024))[0]
+    problem = layout_problem(tie_ops(job, None))
+    least, most = least_bytes(problem), search_layouts(job).held_bytes
+    raised = []
+    for part in (0.2, 0.4, 0.6, 0.8):
+        program = linear_program(problem, least + part * (most - least))
+        columns = solve(program).columns
+        assert columns is not None
+        best = float(program.costs @ columns)
+        relaxed, _ = Relaxation(program).least(np.zeros(program.choices, bool))
+        proven = least_of_whole_choices(program, 1.01 * best)
+        assert relaxed * (1 - 1e-9) <= proven <= best * (1 + 1e-6)
+        raised.append((proven - relaxed) / (best - relaxed))
+    assert max(raised) > 0.5, raised
+
+
+def test_large_programs_with_a_limit_are_solved_at_its_price(monkeypatch):
+    monkeypatch.setattr(highs_solver, "MOST_MIXED", 0)
+    job = mlp((4,), replace(AUTO, machine="h100-sxm"), 512)
+    free = searched(job)
+    tight = searched(job, 0.6 * free.held_bytes)
+    assert tight.held_bytes <= 0.6 * free.held_bytes
+    assert tight.bound_seconds <= tight.objective_seconds
+    assert tight.gap <= 0.01
+
+
 def test_parts_along_inner_axes_cost_what_packing_them_takes():
     """Parts along an inner axis are packed to be sent, and put in their places where they come."""
     links = links_of(machine_of("h100-sxm"), pc.Placement("cpu", [0, 1]))
@@ -270,11 +304,9 @@ def test_parts_along_inner_axes_cost_what_packing_them_takes():
 
 def _held(result: LayoutSearch) -> float:
     problem = whole_problem(result.job)
-    places = zip(problem.candidates, problem.kept, result.signatures, strict=True)
+    places = zip(problem.candidates, result.signatures, strict=True)
     return sum(
-        float(each.held_bytes[each.signatures.index(signature)])
-        for each, kept, signature in places
-        if kept
+        float(each.held_bytes[each.signatures.index(signature)]) for each, signature in places
     )
 
 
