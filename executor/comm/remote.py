@@ -29,6 +29,8 @@ from plancompiler.limits import time_limits
 
 SERVICE = "plancompiler.Peers"
 _KEY = "plancompiler-peer-bin"
+_CANCEL_AGAIN = 1.0
+"""Seconds after which the calls of a server that is stopped are cancelled once more."""
 _LAST_WORDS = "plancompiler-last-words-bin"
 """The metadata in which a rank says its last frame to who sends to it, as well as over its own
 stream: that one may be cut."""
@@ -156,7 +158,10 @@ class PeerServer:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._server.stop(grace).wait((grace or 0.0) + time_limits.THREAD_END)
+        # Without a grace period gRPC waits for its calls for ever, with one of 0 in another thread.
+        # A call that begins while all are cancelled is none of them, so they are cancelled again.
+        if not self._server.stop(grace or 0.0).wait((grace or 0.0) + _CANCEL_AGAIN):
+            self._server.stop(0.0).wait(time_limits.THREAD_END)
         await_threads(self._threads.running)
 
     def credentials(self) -> tuple[tuple[str, bytes], ...]:
