@@ -27,8 +27,11 @@ _REACHES = (1.0, 2.0, 4.0, 8.0)
 """Doublings of a size over which points tell of each other."""
 _SCATTERS = (0.02, 0.05, 0.1, 0.2)
 """Of measured points, relative."""
-_MOST_POINTS = 400
-"""Of a kind: more are thinned, as the work grows with the cube."""
+_CELL = 0.5
+"""Doublings of a size within which kernels count as one, by their mean: so the many small ones of a
+step do not outweigh the few large ones. The work grows with the cube of the points."""
+_NBYTES = 3
+"""The place of bytes among sizes."""
 _ANY = "*"
 """All forms together."""
 
@@ -110,7 +113,7 @@ class TaskModels:
     def _model(self, key: _Key) -> _Model | None:
         if key not in self._models:
             points = self._measured.get(key)
-            self._models[key] = None if points is None else _Model(points)
+            self._models[key] = None if points is None else _Model(points, bool(key[1]))
         return self._models[key]
 
     def _any_form(self, kind: str, dtype: str, world: str) -> _Model | None:
@@ -122,20 +125,28 @@ class TaskModels:
                 if (of, type_, where) == (kind, dtype, world)
                 for point in points
             )
-            self._models[key] = _Model(points) if points else None
+            self._models[key] = _Model(points, bool(dtype)) if points else None
         return self._models[key]
 
 
 class _Model:
     """A mean and what is left of it, fitted to points."""
 
-    def __init__(self, points: tuple[tuple[Sizes, float], ...]) -> None:
-        step = -(-len(points) // _MOST_POINTS)
-        sizes = np.array([each for each, _ in points[::step]], np.float64)
-        seconds = np.array([each for _, each in points[::step]], np.float64)
+    def __init__(self, points: tuple[tuple[Sizes, float], ...], computes: bool) -> None:
+        """`computes`: of kernels times grow with operations and rows beyond the measured ones. Of
+        transport they stand for how late members may come, and only bytes go on to count.
+        """
+        sizes = np.array([each for each, _ in points], np.float64)
+        seconds = np.array([each for _, each in points], np.float64)
+        if computes:
+            sizes, seconds = _merged(sizes, seconds)
         self._terms = _least_squares(_terms(sizes) / seconds[:, None])
         self._places = _logarithms(sizes)
         self._longest = float(seconds.max())
+        self._most = sizes.max(axis=0)
+        if computes:
+            self._most[:] = np.inf
+        self._most[_NBYTES] = np.inf
         self._works = bool(sizes[:, :3].any())
         """Whether there is work with which times grow beyond the measured ones."""
         left = np.log(seconds / (_terms(sizes) @ self._terms))
@@ -145,11 +156,21 @@ class _Model:
         self._reach, self._weights = _kriging(self._places, left)
 
     def seconds(self, sizes: Sizes) -> float:
-        place = np.array([sizes], np.float64)
+        place = np.minimum(np.array([sizes], np.float64), self._most)
         near = _covariance(_logarithms(place), self._places, self._reach)
         left = float((near @ self._weights)[0])
         seconds = float((_terms(place) @ self._terms)[0]) * float(np.exp(left + self._shift))
         return seconds if self._works else min(seconds, self._longest)
+
+
+def _merged(sizes: Vector, seconds: Vector) -> tuple[Vector, Vector]:
+    """Means of the points of each cell."""
+    cells = np.round(_logarithms(sizes) / _CELL)
+    _, cell_of, counts = np.unique(cells, axis=0, return_inverse=True, return_counts=True)
+    sums = np.zeros((len(counts), sizes.shape[1] + 1))
+    np.add.at(sums, cell_of.reshape(-1), np.column_stack([sizes, seconds]))
+    means = sums / counts[:, None]
+    return means[:, :-1], means[:, -1]
 
 
 def _terms(sizes: Vector) -> Vector:

@@ -77,3 +77,31 @@ def test_what_does_no_work_takes_no_longer_than_was_measured() -> None:
     far = models.seconds("turn", Sizes(0.0, 0.0, 0.0, 1e9, 0.0), ALONE)
     assert far is not None
     assert 2e-7 <= far <= 2e-4
+
+
+def test_many_small_tasks_do_not_outweigh_a_large_one() -> None:
+    """Hundreds of updates of biases, and one of a large weight, as a step has them."""
+    small = [
+        (Sizes(1.0, 8.0 + n % 64, 10.0 * (8 + n % 64), 28.0 * (8 + n % 64), 1e3 * n), 2e-5)
+        for n in range(500)
+    ]
+    large = (Sizes(1700.0, 1700.0, 3e7, 8e7, 6e7), 7e-3)
+    models = TaskModels(
+        [MeasuredTasks("adam_update", "float32", "", ALONE, (*small[:250], large, *small[250:]))]
+    )
+    known = models.seconds("adam_update", large[0], ALONE, "float32")
+    assert known == pytest.approx(7e-3, rel=0.2)
+
+
+def test_transport_grows_with_its_bytes_alone_beyond_what_was_measured() -> None:
+    """What was computed before stands for how late a member may come, which has an end."""
+    points = tuple((Sizes(n, 2.0, 1e5 * n, 1e4, 0.0), 2e-5 * n) for n in (1.0, 2.0, 4.0, 8.0))
+    models = TaskModels([MeasuredTasks("all_gather", "", "", THREADS, points)])
+
+    def seconds(tasks: float, nbytes: float = 1e4) -> float:
+        known = models.seconds("all_gather", Sizes(tasks, 2.0, 1e5 * tasks, nbytes, 0.0), THREADS)
+        assert known is not None
+        return known
+
+    assert seconds(8.0) == pytest.approx(1.6e-4, rel=0.1)
+    assert seconds(800.0) == seconds(8.0)
