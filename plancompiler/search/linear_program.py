@@ -78,7 +78,7 @@ def layout_problem(
     groups, readers = [], []
     last = _last_gradient(job)
     for group in tied.groups:
-        starting = _starting(tied, group, last)
+        starting = _starting(tied, group, last, machine)
         made, used = _group_arcs(tied, candidates, group, machine, starting)
         groups.append(made)
         readers.append(used)
@@ -151,12 +151,12 @@ def _last_gradient(job: Job) -> str | None:
     return gradients[-1] if gradients else None
 
 
-def _starting(tied: TiedGraph, group: ValueGroup, last: str | None) -> float:
+def _starting(tied: TiedGraph, group: ValueGroup, last: str | None, machine: Machine) -> float:
     """The part of starting a reduction that each of such values pays.
 
     What only updates read, and what only leaves a job that trains, such as a loss, is reduced with
     other gradients, in buckets that start while the backward computation goes on. Only the bucket
-    of the last gradient does not.
+    of the last gradient does not, which counts where streams take long to go on.
     """
     maker = tied.classes[group.maker][0]
     readers = [tied.classes[each.ops][0] for each in group.readers]
@@ -167,7 +167,8 @@ def _starting(tied: TiedGraph, group: ValueGroup, last: str | None) -> float:
     phases = {each.origin.phase for each in readers}
     if maker.origin.phase is not Phase.BACKWARD or phases != {Phase.UPDATE}:
         return 1.0
-    return 1.0 / len(group.names) if last in group.names else 0.0
+    alone = last in group.names and machine.host.wake_seconds
+    return 1.0 / len(group.names) if alone else 0.0
 
 
 def _group_arcs(
