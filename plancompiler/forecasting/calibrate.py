@@ -4,8 +4,8 @@ The jobs have the ops of perceptrons and transformers in many sizes. They run on
 threads and on two as processes, and the mean time of each task becomes a point by its kind, its
 sizes and where it ran. So kernels are measured as steps run them: with their neighbours, in the
 caches that those leave, and beside the other rank. Collectives count from when their last member
-has come. Only typical steps count, so that the means of their tasks add up to the lower quartile of
-the steps, and of each job's runs the quickest: what else the machine does only adds to them.
+has come. Only the steps of the quickest windows of a run count, and of each job's runs the
+quickest: what else the machine does only adds to them.
 """
 
 from __future__ import annotations

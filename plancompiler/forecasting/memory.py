@@ -3,7 +3,7 @@
 On CPUs that is the blocks of its plan with what aligning them takes, and what binding its transport
 takes: results of collectives that wait aside, sums in wider dtypes, and receive buffers for peers
 on other nodes. Arrays that kernels make while steps run are told apart (`WorkBuffers`), as far as
-the definitions of their ops say them.
+dry runs show them (`forecasting.kernel_memory`).
 """
 
 from __future__ import annotations
