@@ -45,9 +45,10 @@ def test_jobs_train_to_the_hosts_losses(layout):
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("microbatches", [1, 2])
-def test_a_job_exchanges_values(microbatches):
-    job = rotated(3, microbatches=microbatches)
+def test_a_job_exchanges_values(microbatches, ranks):
+    job = rotated(ranks, microbatches=microbatches)
     losses = []
     for each, backend in ((job, "threads"), (moved(job), "processes")):
         with pc.run(each, backend=backend) as session:
