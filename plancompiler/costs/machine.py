@@ -6,13 +6,13 @@ Files of machines are read in `machine_file`, and chosen by `choice`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 from urllib.parse import quote
 
-from plancompiler.costs.measured_tasks import MeasuredTasks, TaskModels
+from plancompiler.costs.measured_tasks import KernelCost, MeasuredTasks, TaskModels
 from plancompiler.errors import UsageError
 from plancompiler.ir.dtype import DType
 
@@ -111,6 +111,8 @@ class Machine:
     host: Host = Host()
     tasks: tuple[MeasuredTasks, ...] = ()
     """Measured times."""
+    kernels: Mapping[tuple[str, str], KernelCost] = field(default_factory=dict)
+    """By kind and dtype, what the measured times come to, roughly: what jobs carry of them."""
     sources: tuple[Source, ...] = ()
     """Of every figure; empty for a machine of a compact text."""
 
@@ -134,7 +136,7 @@ class Machine:
     @cached_property
     def text(self) -> str:
         """The figures that compiling goes by in one word, which `choice.machine_of` reads: all but
-        measured times of tasks, of which only forecasts are made.
+        measured times of tasks, of which only forecasts are made, and of these what kernels cost.
         """
         return FIGURES + ",".join(
             f"{field}={quote(value) if isinstance(value, str) else repr(value)}"
@@ -171,3 +173,6 @@ def _figures(machine: Machine) -> Iterator[tuple[str, Any]]:
                     yield f"{part}.{each.name}.{dtype}", rate
             elif value is not None:
                 yield f"{part}.{each.name}", value
+    for (kind, dtype), cost in machine.kernels.items():
+        for each in fields(cost):
+            yield f"kernel.{kind}.{dtype}.{each.name}", getattr(cost, each.name)

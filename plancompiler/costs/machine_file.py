@@ -14,12 +14,18 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from plancompiler.costs.machine import Device, Host, Machine, Network, Node, Source
-from plancompiler.costs.measured_tasks import WORLDS, MeasuredTasks, Sizes
+from plancompiler.costs.measured_tasks import (
+    WORLDS,
+    KernelCost,
+    MeasuredTasks,
+    Sizes,
+    kernel_costs,
+)
 from plancompiler.errors import MachineFileError
 from plancompiler.ir.dtype import DType
 
@@ -138,7 +144,7 @@ class _Reader:
         self._sources: list[Source] = []
 
     def machine(self) -> Machine:
-        known = ("name", "task", *_FIELDS)
+        known = ("name", "task" if self._keeps else "kernel", *_FIELDS)
         for name in self._tables:
             if name not in known:
                 raise self._error("unknown field", name, expected=f"some of {', '.join(known)}")
@@ -146,6 +152,7 @@ class _Reader:
         tables = {part: self._table(part) for part in _FIELDS}
         figures = {part: self._figures(part, tables[part]) for part in _FIELDS}
         device = figures["device"]
+        tasks = tuple(self._tasks())
         machine = Machine(
             name=name,
             device=Device(
@@ -158,7 +165,8 @@ class _Reader:
             if "network" not in self._tables
             else Network(nodes=_count(figures["network"].pop("nodes")), **figures["network"]),
             host=Host(cores=_count(figures["host"].pop("cores")), **figures["host"]),
-            tasks=tuple(self._tasks()),
+            tasks=tasks,
+            kernels=kernel_costs(tasks) or dict(self._kernels()),
             sources=tuple(self._sources) if self._keeps else (),
         )
         self._check_together(machine)
@@ -283,6 +291,18 @@ class _Reader:
             yield MeasuredTasks(
                 kind, dtype, form, world, tuple(self._points(field, task["points"]))
             )
+
+    def _kernels(self) -> Iterator[tuple[tuple[str, str], KernelCost]]:
+        names = [each.name for each in fields(KernelCost)]
+        for kind, dtypes in self._tables.get("kernel", {}).items():
+            for dtype, costs in dtypes.items() if isinstance(dtypes, dict) else (("", {}),):
+                field = f"kernel.{kind}.{dtype}"
+                if dtype not in _DTYPES or costs.keys() != set(names):
+                    raise self._error(
+                        "kernels have other fields", field, expected=", ".join(names)
+                    )
+                numbers = (self._figure(f"{field}.{name}", costs[name], _SECONDS) for name in names)
+                yield (kind, dtype), KernelCost(*numbers)
 
     def _points(self, field: str, points: Any) -> Iterator[tuple[Sizes, float]]:
         if not isinstance(points, list) or not points:

@@ -10,8 +10,8 @@ mean. How far a point reaches and how much it scatters are chosen by the margina
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -64,6 +64,36 @@ class MeasuredTasks:
     """One of `WORLDS`."""
     points: tuple[tuple[Sizes, float], ...]
     """(sizes, seconds)"""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCost:
+    """What kernels of one kind take where other ranks of the host are at work, too."""
+
+    start_seconds: float
+    seconds_per_flop: float
+    seconds_per_byte: float
+    """Read or written."""
+
+    def seconds(self, flops: float, nbytes: float) -> float:
+        """Seconds of one kernel."""
+        return self.start_seconds + flops * self.seconds_per_flop + nbytes * self.seconds_per_byte
+
+
+def kernel_costs(measured: Iterable[MeasuredTasks]) -> dict[tuple[str, str], KernelCost]:
+    """By kind and dtype, what kernels cost on the whole: the terms of the models but for rows, over
+    all forms and both worlds that have other ranks.
+    """
+    points: dict[tuple[str, str], list[tuple[Sizes, float]]] = {}
+    for each in measured:
+        if each.dtype and each.world != ALONE:
+            points.setdefault((each.kind, each.dtype), []).extend(each.points)
+    costs = {}
+    for key, known in sorted(points.items()):
+        sizes, seconds = _merged(*_arrays(known))
+        design = _terms(sizes)[:, : len(fields(KernelCost))] / seconds[:, None]
+        costs[key] = KernelCost(*(float(f"{each:.4g}") for each in _least_squares(design)))
+    return costs
 
 
 _Key = tuple[str, str, str, str]
@@ -136,8 +166,7 @@ class _Model:
         """`computes`: of kernels times grow with operations and rows beyond the measured ones. Of
         transport they stand for how late members may come, and only bytes go on to count.
         """
-        sizes = np.array([each for each, _ in points], np.float64)
-        seconds = np.array([each for _, each in points], np.float64)
+        sizes, seconds = _arrays(points)
         if computes:
             sizes, seconds = _merged(sizes, seconds)
         self._terms = _least_squares(_terms(sizes) / seconds[:, None])
@@ -161,6 +190,13 @@ class _Model:
         left = float((near @ self._weights)[0])
         seconds = float((_terms(place) @ self._terms)[0]) * float(np.exp(left + self._shift))
         return seconds if self._works else min(seconds, self._longest)
+
+
+def _arrays(points: Sequence[tuple[Sizes, float]]) -> tuple[Vector, Vector]:
+    return (
+        np.array([each for each, _ in points], np.float64),
+        np.array([each for _, each in points], np.float64),
+    )
 
 
 def _merged(sizes: Vector, seconds: Vector) -> tuple[Vector, Vector]:

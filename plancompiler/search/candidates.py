@@ -133,8 +133,8 @@ def _split_axes(sbp: NdSbp) -> int:
 
 
 def seconds_of(op: Op, signatures: Sequence[NdSignature], machine: Machine) -> list[float]:
-    """The roofline of each: arithmetic or memory traffic of one device, whichever takes longer,
-    where another one is at work beside it.
+    """What each takes beside other devices at work: by what was measured of its kind, or else the
+    roofline, which is arithmetic or memory traffic of one device, whichever takes longer.
     """
     if op.kind in FREE_OPS or op.kind == "redistribute" or op_def(op.kind).view:
         return [0.0] * len(signatures)
@@ -150,6 +150,7 @@ def seconds_of(op: Op, signatures: Sequence[NdSignature], machine: Machine) -> l
     dtype = (op.outputs or op.inputs)[0].dtype
     seconds = []
     beside = machine.host.slowdown if op.placement.size > 1 else 1.0
+    measured = machine.kernels.get((op.kind, str(dtype))) if op.placement.size > 1 else None
     passing, links = op_def(op.kind).passing, links_of(machine, op.placement)
     for signature in signatures:
         bits, held = 0, 0.0
@@ -157,7 +158,10 @@ def seconds_of(op: Op, signatures: Sequence[NdSignature], machine: Machine) -> l
             bits |= _split_axes(sbp)
             held += size / pieces_of(sbp, hierarchy)
         parts = shares[bits]
-        spent = beside * op_seconds(machine, flops / parts, held, dtype, pointwise / parts)
+        if measured is not None:
+            spent = measured.seconds(flops / parts, held)
+        else:
+            spent = beside * op_seconds(machine, flops / parts, held, dtype, pointwise / parts)
         if passing is not None:
             given = op.input_types
             spent += passing_seconds(passing, given, signature, hierarchy, flops, links)

@@ -118,13 +118,27 @@ def test_a_setting_carries_the_figures_of_a_users_file(tmp_path: Path) -> None:
     assert str(Config(machine=GENERIC)) == ""
 
 
+def kernel_text(start: float) -> str:
+    """What kernels of kind `a` cost, in a machine's text."""
+    costs = {"start_seconds": start, "seconds_per_flop": 0, "seconds_per_byte": 1e-9}
+    return ",".join(f"kernel.a.float32.{name}={value}" for name, value in costs.items())
+
+
 def test_a_job_of_others_has_no_file_read(tmp_path: Path) -> None:
     path = written(tmp_path, TEXT)
     with pytest.raises(UsageError, match="no such machine"):
         Config.parse(f"machine={path}")
     with pytest.raises(UsageError, match="given by its name"):
         Config(machine=3)  # type: ignore[arg-type]
-    for text in ("figures:", "figures:name=x", "figures:device.type.a=1,device.type=cpu"):
+    good = machine_of("a100-sxm").text
+    assert machine_of(f"{good},{kernel_text(1)}").kernels
+    wrong = ("kernel=1", "kernel.a=1", "kernel.a.float32=1", kernel_text(-1), "kernel.a.b.c.d=1")
+    for text in (
+        "figures:",
+        "figures:name=x",
+        "figures:device.type.a=1,device.type=cpu",
+        *(f"{good},{each}" for each in wrong),
+    ):
         with pytest.raises((UsageError, MachineFileError)):
             Config.parse(f"machine={text}")
 

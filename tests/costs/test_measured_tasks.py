@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from plancompiler.costs.measured_tasks import ALONE, THREADS, MeasuredTasks, Sizes, TaskModels
+from plancompiler.costs import machine_of
+from plancompiler.costs.measured_tasks import (
+    ALONE,
+    PROCESSES,
+    THREADS,
+    MeasuredTasks,
+    Sizes,
+    TaskModels,
+    kernel_costs,
+)
 
 
 def square(side: float) -> Sizes:
@@ -50,6 +61,21 @@ def test_one_point_is_met_and_a_kind_without_any_is_not_known() -> None:
     assert models.seconds("exp", square(8), ALONE, "float64") is None
     assert models.seconds("log", square(8), ALONE, "float32") is None
     assert not TaskModels([])
+
+
+def test_jobs_carry_what_kernels_cost_beside_other_ranks() -> None:
+    """Of all forms and worlds with other ranks together, whatever a rank alone takes."""
+    sizes = [Sizes(1, side, 3 * side, 8 * side, 0) for side in np.geomspace(1e3, 1e7, 20)]
+    points = tuple((each, 5e-6 + 2e-10 * each.nbytes) for each in sizes)
+    alone = MeasuredTasks("exp", "float32", "", ALONE, ((sizes[0], 1.0),))
+    threads = MeasuredTasks("exp", "float32", "", THREADS, points[::2])
+    processes = MeasuredTasks("exp", "float32", "axis 1", PROCESSES, points[1::2])
+    machine = replace(machine_of("a100-sxm"), tasks=(alone, threads, processes))
+    costs = kernel_costs(machine.tasks)
+    cost = costs["exp", "float32"]
+    for size, seconds in points:
+        assert cost.seconds(size.flops, size.nbytes) == pytest.approx(seconds, rel=1e-3)
+    assert machine_of(replace(machine, kernels=costs).text).kernels == costs
 
 
 def test_another_form_stands_for_one_that_was_not_measured() -> None:

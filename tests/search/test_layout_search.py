@@ -9,12 +9,13 @@ import pytest
 
 import plancompiler as pc
 from plancompiler.costs import links_of, machine_of
+from plancompiler.costs.measured_tasks import KernelCost
 from plancompiler.errors import UsageError
 from plancompiler.ir import Phase
 from plancompiler.ir.sbp import PARTIAL_SUM
 from plancompiler.ir.task import Primitive
 from plancompiler.lower.compile import MODES, build_graph, compile_plans
-from plancompiler.passes import run_passes
+from plancompiler.passes import config_of, run_passes
 from plancompiler.search import highs_solver, layout_search
 from plancompiler.search.highs_solver import Relaxation, solve
 from plancompiler.search.layout_arcs import layout_arcs
@@ -362,3 +363,22 @@ def test_of_all_gradients_only_the_last_starts_a_reduction_of_its_own():
     assert sorted(starting) == [(16, 32), (32,), (32, 48)]
     assert sum(starting.values()) == 1
     assert not starting[16, 32]  # the first that backward computation makes
+
+
+def test_kernels_cost_what_was_measured_of_their_kind():
+    """Updates are split where these are dear, whatever the rate of memory says."""
+    placement = pc.Placement("cpu", [0, 1])
+    with pc.job("net", config=AUTO) as job:
+        x = pc.input("x", (64, 32), "float32", placement, "B")
+        loss = pc.nn.Linear(32, 32, bias=False).place(placement)(x).sum()
+        pc.optim.AdamW(0.1).minimize(loss)
+        pc.output("loss", loss)
+    passed = run_passes(job)[0]
+    (weight,) = (op.outputs[0].name for op in passed.ops if op.attr("name") == "weight")
+    free = {(op.kind, "float32"): KernelCost(0.0, 0.0, 0.0) for op in passed.ops}
+    for split in (False, True):
+        kernels = free | {("adam_update", "float32"): KernelCost(0.0, 0.0, 1e-7 * split)}
+        machine = replace(machine_of("cpu-generic"), kernels=kernels).text
+        config = replace(config_of(passed), machine=machine)
+        layout = search_layouts(replace(passed, config=config)).layouts()[weight]
+        assert str(layout).startswith("[S(") == split
