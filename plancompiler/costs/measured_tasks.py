@@ -1,7 +1,8 @@
 """What tasks take by what was measured of their like.
 
-The mean is a sum of terms that no machine undercuts: a start, and so much per operation, per byte
-and per row, none below 0, by least squares of relative errors. What is left of the measured points,
+The mean is a sum of terms that no machine undercuts: a start, and so much per operation and per
+byte, none below 0, by least squares of relative errors; of transport also so much per task before
+it. What is left of the measured points,
 in logarithms, is interpolated by kriging (Gaussian-process regression: C. E. Rasmussen and C. K. I.
 Williams, 2006, algorithm 2.1, with a squared exponential over logarithms of sizes). So near
 measured sizes a forecast follows what caches and narrow products do there; far from them it is the
@@ -81,8 +82,8 @@ class KernelCost:
 
 
 def kernel_costs(measured: Iterable[MeasuredTasks]) -> dict[tuple[str, str], KernelCost]:
-    """By kind and dtype, what kernels cost on the whole: the terms of the models but for rows, over
-    all forms and both worlds that have other ranks.
+    """By kind and dtype, what kernels cost on the whole: the mean over all forms and both worlds
+    that have other ranks.
     """
     points: dict[tuple[str, str], list[tuple[Sizes, float]]] = {}
     for each in measured:
@@ -91,7 +92,7 @@ def kernel_costs(measured: Iterable[MeasuredTasks]) -> dict[tuple[str, str], Ker
     costs = {}
     for key, known in sorted(points.items()):
         sizes, seconds = _merged(*_arrays(known))
-        design = _terms(sizes)[:, : len(fields(KernelCost))] / seconds[:, None]
+        design = _terms(sizes, True) / seconds[:, None]
         costs[key] = KernelCost(*(float(f"{each:.4g}") for each in _least_squares(design)))
     return costs
 
@@ -169,7 +170,8 @@ class _Model:
         sizes, seconds = _arrays(points)
         if computes:
             sizes, seconds = _merged(sizes, seconds)
-        self._terms = _least_squares(_terms(sizes) / seconds[:, None])
+        self._computes = computes
+        self._terms = _least_squares(_terms(sizes, computes) / seconds[:, None])
         self._places = _logarithms(sizes)
         self._longest = float(seconds.max())
         self._most = sizes.max(axis=0)
@@ -178,7 +180,7 @@ class _Model:
         self._most[_NBYTES] = np.inf
         self._works = bool(sizes[:, :3].any())
         """Whether there is work with which times grow beyond the measured ones."""
-        left = np.log(seconds / (_terms(sizes) @ self._terms))
+        left = np.log(seconds / (_terms(sizes, computes) @ self._terms))
         # Where points lie far from all others, the mean of what is left holds.
         self._shift = float(left.mean())
         left -= self._shift
@@ -188,7 +190,8 @@ class _Model:
         place = np.minimum(np.array([sizes], np.float64), self._most)
         near = _covariance(_logarithms(place), self._places, self._reach)
         left = float((near @ self._weights)[0])
-        seconds = float((_terms(place) @ self._terms)[0]) * float(np.exp(left + self._shift))
+        mean = float((_terms(place, self._computes) @ self._terms)[0])
+        seconds = mean * float(np.exp(left + self._shift))
         return seconds if self._works else min(seconds, self._longest)
 
 
@@ -209,9 +212,13 @@ def _merged(sizes: Vector, seconds: Vector) -> tuple[Vector, Vector]:
     return means[:, :-1], means[:, -1]
 
 
-def _terms(sizes: Vector) -> Vector:
+def _terms(sizes: Vector, computes: bool) -> Vector:
+    """What the mean is a sum of. `rows` are tasks where nothing is computed; those of kernels mostly
+    grow with their bytes, so that what is due to which cannot be told.
+    """
     rows, _, flops, nbytes, _ = sizes.T
-    return np.stack([np.ones_like(rows), flops, nbytes, rows], axis=1)
+    terms = [np.ones_like(rows), flops, nbytes]
+    return np.stack(terms if computes else [*terms, rows], axis=1)
 
 
 def _logarithms(sizes: Vector) -> Vector:

@@ -76,9 +76,9 @@ def layout_problem(
     if split_parameters:
         candidates = with_split_parameters(tied, candidates)
     groups, readers = [], []
-    last = _last_gradient(job)
+    gradients = _gradients(job)
     for group in tied.groups:
-        starting = _starting(tied, group, last, machine)
+        starting = _starting(tied, group, gradients, machine)
         made, used = _group_arcs(tied, candidates, group, machine, starting)
         groups.append(made)
         readers.append(used)
@@ -135,40 +135,40 @@ def _with_whole(
     return tuple(kept)
 
 
-def _last_gradient(job: Job) -> str | None:
-    """The value that the backward computation gives to an update last; None where nothing trains.
-
-    No reduction comes after its own that could start with it, nor computation that would hide it.
-    """
+def _gradients(job: Job) -> list[str]:
+    """The values that the backward computation gives to updates, in its order."""
     read = {value.name for op in job.ops if op.origin.phase is Phase.UPDATE for value in op.inputs}
-    gradients = [
+    return [
         value.name
         for op in job.ops
         if op.origin.phase is Phase.BACKWARD
         for value in op.outputs
         if value.name in read
     ]
-    return gradients[-1] if gradients else None
 
 
-def _starting(tied: TiedGraph, group: ValueGroup, last: str | None, machine: Machine) -> float:
+def _starting(
+    tied: TiedGraph, group: ValueGroup, gradients: Sequence[str], machine: Machine
+) -> float:
     """The part of starting a reduction that each of such values pays.
 
     What only updates read, and what only leaves a job that trains, such as a loss, is reduced with
-    other gradients, in buckets that start while the backward computation goes on. Only the bucket
-    of the last gradient does not, which counts where streams take long to go on.
+    other gradients, in buckets that start while the backward computation goes on. Where streams
+    take long to go on, that counts: as one start of which each gradient pays its part, and one of
+    the last gradient, after whose bucket nothing comes that could hide it.
     """
     maker = tied.classes[group.maker][0]
     readers = [tied.classes[each.ops][0] for each in group.readers]
-    if last is None:
+    if not gradients:
         return 1.0
     if {each.kind for each in readers} == {"output"}:
         return 0.0
     phases = {each.origin.phase for each in readers}
     if maker.origin.phase is not Phase.BACKWARD or phases != {Phase.UPDATE}:
         return 1.0
-    alone = last in group.names and machine.host.wake_seconds
-    return 1.0 / len(group.names) if alone else 0.0
+    if not machine.host.wake_seconds:
+        return 0.0
+    return 1.0 / len(group.names if gradients[-1] in group.names else gradients)
 
 
 def _group_arcs(
