@@ -298,9 +298,7 @@ class _Reader:
             for dtype, costs in dtypes.items() if isinstance(dtypes, dict) else (("", {}),):
                 field = f"kernel.{kind}.{dtype}"
                 if dtype not in _DTYPES or costs.keys() != set(names):
-                    raise self._error(
-                        "kernels have other fields", field, expected=", ".join(names)
-                    )
+                    raise self._error("kernels have other fields", field, expected=", ".join(names))
                 numbers = (self._figure(f"{field}.{name}", costs[name], _SECONDS) for name in names)
                 yield (kind, dtype), KernelCost(*numbers)
 

@@ -12,7 +12,7 @@ mean. How far a point reaches and how much it scatters are chosen by the margina
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -213,8 +213,8 @@ def _merged(sizes: Vector, seconds: Vector) -> tuple[Vector, Vector]:
 
 
 def _terms(sizes: Vector, computes: bool) -> Vector:
-    """What the mean is a sum of. `rows` are tasks where nothing is computed; those of kernels mostly
-    grow with their bytes, so that what is due to which cannot be told.
+    """What the mean is a sum of. `rows` count tasks where nothing is computed. Those of kernels
+    mostly grow with their bytes, so that what is due to which cannot be told.
     """
     rows, _, flops, nbytes, _ = sizes.T
     terms = [np.ones_like(rows), flops, nbytes]

@@ -345,7 +345,7 @@ def test_a_recorded_run_is_learnt_from(trace: Path, tmp_path: Path) -> None:
     result = learnt("--from", trace, "--onto", path)
     assert result.exit_code == 0, result.output
     after = read_machine(path)
-    assert after.text == before.text
+    assert replace(after, kernels={}).text == replace(before, kernels={}).text
     known = {(each.kind, each.world): each.points for each in after.tasks}
     assert known["exp", ALONE] == before.tasks[0].points
     plans, backend, timelines = read_trace(trace)
