@@ -124,7 +124,10 @@ class Runtime(Closing):
         self._memory: Memory | None = None
         self._runners: tuple[StreamRunner, ...] = ()
         self._queues: tuple[TokenQueue, ...] = ()
-        self._ends: SimpleQueue[None] = SimpleQueue()
+        self._going = 0
+        """Streams that have not ended the run at hand."""
+        self._end: SimpleQueue[None] = SimpleQueue()
+        """Of that run, once all streams have ended it."""
         self._failure: PlanCompilerError | None = None
         self._leave_at = 0.0
         """When streams are left behind that are in a task since before the failure."""
@@ -320,10 +323,10 @@ class Runtime(Closing):
             if len(self._runners) == 1:
                 self._run_here(self._runners[0])
             elif self._runners and steps > 0:
+                self._going = len(self._runners)
                 for runner in self._runners:
                     runner.go_on()
-                for _ in self._runners:
-                    self._wait_for_an_end()
+                self._wait_for_the_end()
         except BaseException:
             # Ctrl-C while waiting: stop the streams before anything else happens.
             self.abort(AbortedError("the run was interrupted", rank=self.plan.rank))
@@ -337,13 +340,22 @@ class Runtime(Closing):
             raise self._not_finite
         self._ended_well = True
 
-    def _wait_for_an_end(self) -> None:
+    def _wait_for_the_end(self) -> None:
+        """Until all streams have ended the run, or are left behind after a failure."""
         while self._failure is None or time.monotonic() < self._leave_at:
             try:
-                self._ends.get(timeout=SIGNAL_CHECK)
+                self._end.get(timeout=SIGNAL_CHECK)
             except Empty:
                 continue
             return
+
+    def _stream_ended(self) -> None:
+        """Only the last one wakes who waits: each waking takes as long as a small task."""
+        with self._state:
+            self._going -= 1
+            is_last = not self._going
+        if is_last:
+            self._end.put(None)
 
     def _run_here(self, runner: StreamRunner) -> None:
         try:
@@ -541,11 +553,11 @@ class Runtime(Closing):
     def stream_failed(self, error: BaseException, task: Task | None, step_position: str) -> None:
         """See `stream.StreamOwner`."""
         self._task_failed(error, task, step_position)
-        self._ends.put(None)
+        self._stream_ended()
 
     def stream_reached_limit(self) -> None:
         """See `stream.StreamOwner`."""
-        self._ends.put(None)
+        self._stream_ended()
 
     def notice(self, kind: int, register: int, task: int) -> None:
         """See `comm.base.Sink`."""
