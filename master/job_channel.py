@@ -159,7 +159,7 @@ class JobChannel:
         return self._dropped_through
 
     def wake(self) -> None:
-        """Let readers look again; they yield None where there is nothing new."""
+        """Let readers look again; they yield nothing new where there is none."""
         self._changes.tell()
 
     def forget_outputs(self) -> None:
@@ -184,9 +184,10 @@ class JobChannel:
                     self._held -= _size(event)
             self._trimmed += 1
 
-    async def read(self, since: int = 0) -> AsyncIterator[JobEvent | None]:
-        """All events from the beginning to the job's end; None when woken without one. Of steps
-        before `since` it says only how many there were, ahead of the first other one or of the end.
+    async def read(self, since: int = 0) -> AsyncIterator[list[JobEvent]]:
+        """All events from the beginning to the job's end, each time those that there are; none when
+        woken without one. Of steps before `since` it says only how many there were, ahead of the
+        first other one or of the end.
         """
         position = 0
         told_through = since - 1
@@ -203,8 +204,7 @@ class JobChannel:
                 dropped_through = self._dropped_through
                 told_through = max(told_through, self._first_step - 1)
                 position += len(batch)
-                if not batch and self.waiting in (None, waiting):
-                    yield None
+                events: list[JobEvent] = []
                 for event in batch:
                     if isinstance(event, (RankOutputs, StepDone)):
                         if event.step <= dropped_through:
@@ -214,18 +214,19 @@ class JobChannel:
                     if skips and (isinstance(event, (RankOutputs, StepDone)) or _is_end(event)):
                         skips = False
                         if count := self._steps_before(since):
-                            yield StepsSkipped(count)
+                            events.append(StepsSkipped(count))
                     if event is None:
                         if dropped_through > told_through:
-                            yield StepsDropped(dropped_through - told_through)
+                            events.append(StepsDropped(dropped_through - told_through))
                             told_through = dropped_through
                         continue
                     if isinstance(event, StepDone):
                         told_through = max(told_through, event.step)
-                    yield event
+                    events.append(event)
                 if self.waiting is not None and self.waiting is not waiting:
                     waiting = self.waiting
-                    yield waiting
+                    events.append(waiting)
+                yield events
         finally:
             self.readers -= 1
 

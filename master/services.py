@@ -46,6 +46,7 @@ from plancompiler.cluster.serde import (
     MASTER_MESSAGES,
     WORKER_MESSAGES,
     Reader,
+    grouped,
 )
 from plancompiler.cluster.token import OPERATE
 from plancompiler.errors import (
@@ -94,8 +95,10 @@ _UPLOAD_SECONDS = time_limits.UPLOAD
 """How long one submission, feed or upload may take."""
 _READERS = 2
 """Submissions and feeds that are unpacked at the same time."""
-_INLINE_BYTES = 64 << 10
-"""Less is unpacked in the event loop: handing it to a thread would take longer."""
+_INLINE_BYTES = 256 << 10
+"""Less is copied in the event loop: handing it to a thread would take longer."""
+_INLINE_JOB_BYTES = 64 << 10
+"""The same for a job, which is read."""
 
 
 def _answering(
@@ -167,35 +170,57 @@ class Unpacking:
         received: Received,
     ) -> bytes | None:
         """The one transfer in what is left of a stream of requests; None where there is none."""
+        first = await _next(context, what, self._silence)
+        if first is None:
+            return None
+        chunk = received(first).chunk
+        data = await self.rest(context, what, limit, reservation, received, chunk)
+        if await _next(context, what, self._silence) is not None:
+            raise WireFormatError(f"{what} came with more behind it")
+        return data
+
+    async def rest(
+        self,
+        context: Context,
+        what: str,
+        limit: int,
+        reservation: Reservation,
+        received: Received,
+        chunk: Chunk,
+    ) -> bytes:
+        """The transfer that begins with this chunk and goes on in the requests behind it."""
         assembler = Assembler(what, limit, reservation)
-        data = None
+        data = await self._add(assembler, chunk)
         try:
             async with asyncio.timeout(_UPLOAD_SECONDS):
-                while (message := await _next(context, what, self._silence)) is not None:
-                    if data is not None:
-                        raise WireFormatError(f"{what} came with more behind it")
-                    data = await self._in_thread(
-                        len(message.chunk.data), assembler.add, received(message).chunk
-                    )
+                while data is None:
+                    message = await _next(context, what, self._silence)
+                    if message is None:
+                        raise WireFormatError(f"{what} is cut off")
+                    data = await self._add(assembler, received(message).chunk)
         except TimeoutError:
             raise DeadlineError(
                 f"{what} did not arrive in time", expected=f"within {_UPLOAD_SECONDS:g} s"
             ) from None
-        if not assembler.is_empty:
-            raise WireFormatError(f"{what} is cut off")
-        reservation.keep(len(data or b""))
+        reservation.keep(len(data))
         return data
 
     async def job(self, data: bytes) -> Job:
         """The job in these bytes."""
-        return await self._in_thread(len(data), _read_job, data)
+        return await self._in_thread_unless(len(data) <= _INLINE_JOB_BYTES, _read_job, data)
 
     async def parcel(self, data: bytes) -> Parcel:
         """Bytes that others fetch."""
-        return await self._in_thread(len(data), pack, data)
+        return await self._in_thread_unless(len(data) <= _INLINE_BYTES, pack, data)
 
-    async def _in_thread(self, nbytes: int, function: Callable[..., Reply], *args: Any) -> Reply:
-        if nbytes <= _INLINE_BYTES:
+    async def _add(self, assembler: Assembler, chunk: Chunk) -> bytes | None:
+        return await self._in_thread_unless(len(chunk.data) <= _INLINE_BYTES, assembler.add, chunk)
+
+    async def _in_thread_unless(
+        self, is_small: bool, function: Callable[..., Reply], *args: Any
+    ) -> Reply:
+        """What a function returns, which a thread runs unless it has little to do."""
+        if is_small:
             return function(*args)
         return await self._threads.run(function, *args)
 
@@ -269,14 +294,12 @@ class ClientService(pb_grpc.ClientServicer):
         channel.is_awaited = False
         sent = Sent()
         try:
-            async for event in channel.read(request.since):
-                if event is None:
-                    if self._shell.is_stopping:
-                        return
-                    await context.write(sent(pb.JobEvent(alive=True)))
-                else:
-                    for message in JOB_EVENTS.write(event):
-                        await context.write(sent(message))
+            async for events in channel.read(request.since):
+                if not events and self._shell.is_stopping:
+                    return
+                parts = (part for event in events for part in JOB_EVENTS.write(event))
+                for group in grouped(parts) if events else ([],):
+                    await context.write(sent(pb.JobEvents(events=group)))
         finally:
             # An open job has nobody else who would ask it for anything.
             if channel.request.open and not request.beside:
@@ -294,25 +317,55 @@ class ClientService(pb_grpc.ClientServicer):
                     self._shell.take(CancelAsked(job_id, "its client never listened to it"))
 
     @_answering
-    async def Step(self, _: AsyncIterator[pb.StepRequest], context: Context) -> pb.OperationReply:
-        received = Received("a client")
-        first = await _next(context, "a request for steps", self._silence)
-        if first is None or not 0 < received(first).steps <= _MAX_STEPS:
+    async def Step(self, _: AsyncIterator[pb.StepRequest], context: Context) -> None:
+        received, sent = Received("a client"), Sent()
+        request = await _next(context, "a request for steps", self._silence)
+        if request is None:
+            raise WireFormatError("nothing was asked for in a stream of requests for steps")
+        while request is not None:
+            ticket = await self._ask_steps(received(request), context, received)
+            await asyncio.sleep(0)  # the workers are told first: who asked waits for them anyway
+            await context.write(sent(pb.OperationReply(ticket=ticket)))
+            request = await self._next_request(context, request.job_id)
+
+    async def _ask_steps(
+        self, request: pb.StepRequest, context: Context, received: Received
+    ) -> int:
+        """Take a request for steps, whose feeds may go on behind it; its ticket."""
+        if not 0 < request.steps <= _MAX_STEPS:
             raise WireFormatError("a request for steps does not say how many")
-        channel = self._own(first.job_id)
+        channel = self._own(request.job_id)
+        is_fed = request.HasField("chunk")
         with self._unpacking.reservation() as held:
-            feeds = await self._unpacking.receive(
-                context, "the feeds", MAX_ARRAYS_BYTES, held, received
-            )
             ticket = self._shell.next_ticket()
-            if feeds is not None:
+            if is_fed:
+                feeds = await self._unpacking.rest(
+                    context, "the feeds", MAX_ARRAYS_BYTES, held, received, request.chunk
+                )
                 channel.keep_feeds(ticket, await self._unpacking.parcel(feeds), held)
             try:
-                self._shell.handle(Asked(Run(first.job_id, ticket, first.steps, feeds is not None)))
+                self._shell.handle(Asked(Run(request.job_id, ticket, request.steps, is_fed)))
             except PlanCompilerError:
                 channel.drop_feeds(ticket)
                 raise
-        return Sent()(pb.OperationReply(ticket=ticket))
+        return ticket
+
+    async def _next_request(self, context: Context, job_id: int) -> Any:
+        """The next request for steps of a job; None at the end of the stream. A client may take its
+        time, but not after the job's end: raises why that has ended.
+        """
+        reading = asyncio.create_task(_read_message(context, "a request for steps"))
+        reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            while not (await asyncio.wait({reading}, timeout=self._silence))[0]:
+                job = self._shell.job_status(job_id)
+                if job.error is not None:
+                    raise PlanCompilerError.from_report(job.error)
+                if job.phase.is_end:
+                    raise ClusterError(f"job {job_id} has ended", got=f"phase {job.phase}")
+            return reading.result()
+        finally:
+            reading.cancel()
 
     @_answering
     async def Save(self, request: pb.SaveRequest, context: Context) -> pb.OperationReply:
@@ -446,7 +499,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         self._unpacking = unpacking
 
     @_answering
-    async def Connect(self, _: AsyncIterator[pb.WorkerMessage], context: Context) -> None:
+    async def Connect(self, _: AsyncIterator[pb.WorkerMessages], context: Context) -> None:
         connection = self._shell.connect()
         reading = asyncio.create_task(self._read(connection, context))
         sent = Sent()
@@ -462,15 +515,17 @@ class WorkerService(pb_grpc.WorkerServicer):
         """Hand a worker's messages to the state machine until its stream ends."""
         reader, received = Reader(WORKER_MESSAGES), Received("a worker")
         try:
-            proto = await _next(context, "the registration of a worker", self._silence)
-            if proto is not None and proto.HasField("register"):
-                check_worker_version(proto.register.version, software_version())  # before its check
-            while proto is not None:
-                message = reader.read(received(proto))
-                if message is not None:
-                    event = FromWorker(connection.number, message, proto.number)
-                    self._shell.from_worker(connection, event)
-                proto = await _read_message(context, "a message of a worker")
+            group = await _next(context, "the registration of a worker", self._silence)
+            for proto in group.messages if group is not None else ():
+                if proto.HasField("register"):  # before its check
+                    check_worker_version(proto.register.version, software_version())
+            while group is not None:
+                for proto in received(group).messages:
+                    message = reader.read(proto)
+                    if message is not None:
+                        event = FromWorker(connection.number, message, proto.number)
+                        self._shell.from_worker(connection, event)
+                group = await _read_message(context, "a message of a worker")
         except PlanCompilerError as error:
             self._shell.disconnect(connection, error.report)
             connection.outbox.put_nowait(Refused(error.report))

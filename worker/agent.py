@@ -1,15 +1,17 @@
-"""The I/O shell of a worker: its connection, its clock, and the thread that does the work."""
+"""The I/O shell of a worker: its connection, its clock, and the thread that does the work.
+
+Whichever thread brings an event to the state machine also does what that asks for, in turn: to hand
+it to another thread takes as long as a small step.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import queue
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,9 +32,10 @@ from plancompiler.cluster.messages import (
     Register,
     Registered,
     SendFiles,
+    WorkerMessage,
     WriteIndex,
 )
-from plancompiler.cluster.serde import MASTER_MESSAGES, WORKER_MESSAGES, Reader
+from plancompiler.cluster.serde import MASTER_MESSAGES, WORKER_MESSAGES, Reader, grouped
 from plancompiler.errors import (
     ClusterError,
     DeadlineError,
@@ -194,7 +197,13 @@ class _Agent:
         self._heartbeats = heartbeats
         self._peers = peers
         self._stop = stop
-        self._events: queue.SimpleQueue[WorkerEvent] = queue.SimpleQueue()
+        self._turn = threading.Lock()
+        """Of the state machine, and of what it asks for."""
+        self._exit: Exit | None = None
+        self._failure: BaseException | None = None
+        """Of whatever thread brought an event."""
+        self._has_ended = threading.Event()
+        """There is one of these two."""
         self._outbox = Outbox()
         self._pieces = 0
         """Messages to the master, without heartbeats and logs."""
@@ -210,8 +219,8 @@ class _Agent:
             tls,
             channel.session,
             peers,
-            self._events.put,
-            self._outbox.put,
+            self._take,
+            self._outbox,
             heartbeats.await_ready,
             record,
             device,
@@ -232,27 +241,21 @@ class _Agent:
         self._state = WorkerState(time.monotonic(), silence_seconds, grace)
 
     def serve(self) -> None:
-        """Handle events until the state machine says to exit; raise what it exits with."""
+        """Keep the clock until the state machine says to exit; raise what it exits with."""
         self._talk(register=self._register)
         self._log_sender.start()
-        leaving: Exit | None = None
         stopping = False
         try:
-            while leaving is None:
+            while not self._has_ended.is_set():
                 before = time.monotonic()
-                events: list[WorkerEvent] = [
-                    WorkerTick(time.process_time(), self._quiet_work.was_seen())
-                ]
-                with contextlib.suppress(queue.Empty):
-                    events.insert(0, self._events.get(timeout=_TICK_SECONDS))
+                self._has_ended.wait(_TICK_SECONDS)
                 # Time in which this process stood still says nothing of the master.
                 self._stood_still += max(0.0, time.monotonic() - before - _LONGEST_TICK)
                 self._heartbeats.sign()
                 if self._stop.is_set() and not stopping:
                     stopping = True
-                    events.append(StopAsked())
-                for event in events:
-                    leaving = leaving or self._perform(event)
+                    self._take(StopAsked())
+                self._take(WorkerTick(time.process_time(), self._quiet_work.was_seen()))
         finally:
             self._leaving.set()
             self._outbox.end()
@@ -261,18 +264,26 @@ class _Agent:
             self._log.close()
             self._log_sender.join()
             self._end_call()
-        if leaving.error is not None:
-            raise PlanCompilerError.from_report(leaving.error)
+        if self._failure is not None:
+            raise self._failure
+        if self._exit is not None and self._exit.error is not None:
+            raise PlanCompilerError.from_report(self._exit.error)
 
-    def _perform(self, event: WorkerEvent) -> Exit | None:
-        leaving = None
-        now = time.monotonic() - self._stood_still
-        for action in self._state.handle(event, now):
-            if isinstance(action, Exit):
-                leaving = action
-            else:
-                self._act(action)
-        return leaving
+    def _take(self, event: WorkerEvent) -> None:
+        """Do what an event asks for; from any thread."""
+        with self._turn:
+            if self._has_ended.is_set():
+                return
+            try:
+                for action in self._state.handle(event, time.monotonic() - self._stood_still):
+                    if isinstance(action, Exit):
+                        self._exit = action
+                    else:
+                        self._act(action)
+            except BaseException as error:  # it ends the worker, whose thread `serve` raises it
+                self._failure = error
+            if self._exit is not None or self._failure is not None:
+                self._has_ended.set()
 
     def _act(self, action: WorkerAction) -> None:
         match action:
@@ -331,13 +342,18 @@ class _Agent:
             )
             return
 
-    def _requests(self, register: Register) -> Iterator[pb.WorkerMessage]:
+    def _requests(self, register: Register) -> Iterator[pb.WorkerMessages]:
         sent = Sent()
-        for number, message in self._outbox.messages(register):
+        for messages in self._outbox.messages(register):
+            for group in grouped(self._written(messages)):
+                yield sent(pb.WorkerMessages(messages=group))
+
+    def _written(self, messages: Iterable[tuple[int, WorkerMessage]]) -> Iterator[pb.WorkerMessage]:
+        for number, message in messages:
             for proto in WORKER_MESSAGES.write(message):
                 self._pieces += not isinstance(message, (Heartbeat, LogLines))
                 proto.number = number
-                yield sent(proto)
+                yield proto
 
     def _send_log(self) -> None:
         """Send what is printed, several times a second."""
@@ -368,12 +384,12 @@ class _Agent:
                         message.silence_seconds,
                     )
                     self._peers.admit(message.peer_key)
-                self._events.put(FromMaster(message))
+                self._take(FromMaster(message))
         except grpc.RpcError as failure:
             error = call_error(failure, self._master)
         except PlanCompilerError as failure:
             error = failure
-        self._events.put(MasterGone(error.report))
+        self._take(MasterGone(error.report))
 
     def _end_call(self) -> None:
         """Let what was said last reach the master, then end the connection."""

@@ -84,6 +84,7 @@ from plancompiler.worker.events import (
 )
 from plancompiler.worker.job_log import JobLog
 from plancompiler.worker.local_copy import OfferedCopy, read_copy
+from plancompiler.worker.outbox import Outbox
 from plancompiler.worker.peers import Peers
 from plancompiler.worker.transfer import Interruption, Transfers
 
@@ -101,7 +102,7 @@ class JobRunner:
         session: bytes,
         peers: Peers,
         report: Callable[[WorkerEvent], None],
-        send: Callable[[WorkerMessage], None],
+        outbox: Outbox,
         before_running: Callable[[], None],
         record: Path | None = None,
         device: str | None = None,
@@ -117,7 +118,7 @@ class JobRunner:
         self._stub = stub
         self._peers = peers
         self._report = report
-        self._send = send
+        self._outbox = outbox
         self._record = record
         self._recorded: TemporaryFolder | None = None
         """Where the job at hand is recorded, if the client wants that and `record` is None."""
@@ -139,6 +140,8 @@ class JobRunner:
         self._runtime: Runtime | None = None
         self._plan: Plan | None = None
         self._outputs: dict[int, dict[str, Array]] = {}
+        self._run_until = 0
+        """The step after those of the run at hand."""
         self._writer = CheckpointWriter("plancompiler-checkpoint")
         self._saved_step = 0
         """The step of the checkpoint whose shards were written last."""
@@ -211,7 +214,7 @@ class JobRunner:
     def _send_log(self) -> None:
         """What was printed so far, before the master hears what came of it."""
         for lines in self._log.take(work_has_ended=True):
-            self._send(lines)
+            self._outbox.put(lines)
 
     def _do(self, work: Work) -> WorkerMessage:
         self._interruption.rank = self.rank
@@ -297,7 +300,7 @@ class JobRunner:
                 self._copy = OfferedCopy(data)
             except OSError as error:
                 _log.warning("rank %d can share nothing on this host: %s", self.rank, error)
-        self._send(Fetched(work.job_id, None if self._copy is None else self._copy.place))
+        self._outbox.put(Fetched(work.job_id, None if self._copy is None else self._copy.place))
         return data
 
     def _drop_copy(self) -> None:
@@ -328,7 +331,12 @@ class JobRunner:
                 if len(outputs) < count:
                     return
                 del self._outputs[step]
-            self._send(Outputs(work.job_id, step, arrays_to_bytes(outputs)))
+            # Those of the last step are followed by the end of the run. To send them before would
+            # take the interpreter from its streams.
+            self._outbox.put(
+                Outputs(work.job_id, step, arrays_to_bytes(outputs)),
+                hurry=step + 1 != self._run_until,
+            )
 
         record = self._record
         if work.record and record is None:
@@ -369,6 +377,7 @@ class JobRunner:
             rates = rates_from_feeds(feeds)
             if feeds.keys() - {FEED}:
                 runtime.feed({name: feeds[name] for name in runtime.input_names if name in feeds})
+        self._run_until = runtime.steps_done + work.steps
         runtime.run(work.steps, rates)
 
     def _save(self, order: Save) -> None:
@@ -444,7 +453,7 @@ class JobRunner:
         folder = self._record if self._recorded is None else self._recorded.path
         if folder is None:
             raise ClusterError("the master asked for a timeline that was not recorded")
-        self._send(TimelineRecorded(work.job_id, recorded_bytes(folder, self.rank)))
+        self._outbox.put(TimelineRecorded(work.job_id, recorded_bytes(folder, self.rank)))
 
     def _collect(self, work: Collect) -> None:
         runtime = self._prepared()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 
+from plancompiler.cluster.chunks import CHUNK_BYTES
 from plancompiler.cluster.messages import (
     Heartbeat,
     LogLines,
@@ -47,9 +49,9 @@ class Outbox:
         self._is_durable = False
         self._ended = False
 
-    def put(self, message: WorkerMessage) -> None:
+    def put(self, message: WorkerMessage, *, hurry: bool = True) -> None:
         """Tell the master; of heartbeats only the latest counts. Waits while the master is away and
-        very many outputs wait for it.
+        very many outputs wait for it. Without `hurry` it goes out together with what comes next.
         """
         with self._changed:
             if isinstance(message, Heartbeat):
@@ -68,7 +70,8 @@ class Outbox:
                 )
                 self._kept.append(message)
                 self._bytes += size
-            self._changed.notify_all()
+            if hurry:
+                self._changed.notify_all()
 
     def _add_lines(self, lines: LogLines) -> None:
         self._lines.append(lines)
@@ -111,34 +114,43 @@ class Outbox:
             self._bytes -= _size(self._kept.popleft())
             self._first += 1
 
-    def messages(self, register: Register) -> Iterator[tuple[int, WorkerMessage]]:
-        """The stream of a connection: messages and their numbers, 0 for those that have none."""
+    def messages(self, register: Register) -> Iterator[list[tuple[int, WorkerMessage]]]:
+        """The stream of a connection: each time the messages that there are, with their numbers; 0
+        is of those that have none.
+        """
         with self._changed:
             stream = self._stream
-        yield 0, register
+        yield [(0, register)]
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._stream != stream or self._is_ready())
                 if self._stream != stream:
                     return
-                beat, self._beat = self._beat, None
-                message: WorkerMessage | None = None
-                if beat is None and self._is_open and self._lines:
-                    message, number = self._lines.popleft(), 0
-                elif beat is None:
-                    place = self._sent + 1 - self._first
-                    if not self._is_open or place >= len(self._kept):  # it has ended
-                        return
-                    message = self._kept[place]
-                    self._sent += 1
-                    number = self._sent
-                    if not self._is_durable:
-                        self._drop(number)
-                        self._changed.notify_all()
-            if message is not None:
-                yield number, message
-            elif beat is not None:
-                yield 0, beat
+                ready = self._take_ready()
+            if not ready:  # it has ended
+                return
+            yield ready
+
+    def _take_ready(self) -> list[tuple[int, WorkerMessage]]:
+        """What goes out next in the stream at hand; of large outputs no more than of one step."""
+        ready: list[tuple[int, WorkerMessage]] = []
+        if self._beat is not None:
+            ready.append((0, self._beat))
+            self._beat = None
+        if self._is_open:
+            ready += ((0, lines) for lines in self._lines)
+            self._lines.clear()
+            nbytes = 0
+            for message in itertools.islice(self._kept, self._sent + 1 - self._first, None):
+                if nbytes >= CHUNK_BYTES:
+                    break
+                self._sent += 1
+                ready.append((self._sent, message))
+                nbytes += _size(message)
+            if not self._is_durable:
+                self._drop(self._sent)
+                self._changed.notify_all()
+        return ready
 
     def _is_ready(self) -> bool:
         """Whether there is something to do for the stream at hand."""

@@ -9,10 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar, get_args
 
-from plancompiler.cluster.chunks import MAX_ARRAYS_BYTES, MAX_JOB_BYTES, Assembler, to_chunks
+from google.protobuf.message import Message
+
+from plancompiler.cluster.chunks import (
+    CHUNK_BYTES,
+    MAX_ARRAYS_BYTES,
+    MAX_JOB_BYTES,
+    Assembler,
+    to_chunks,
+)
 from plancompiler.cluster.codec import Codec, codec
 from plancompiler.cluster.facts import facts_from_bytes, facts_to_bytes
 from plancompiler.cluster.messages import (
@@ -28,9 +36,9 @@ from plancompiler.cluster.messages import (
 from plancompiler.errors import WireFormatError
 from plancompiler.proto import cluster_pb2 as pb
 
-_ALIVE = "alive"
 T = TypeVar("T")
 P = TypeVar("P")
+Sized = TypeVar("Sized", bound=Message)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -117,14 +125,10 @@ class Reader(Generic[T, P]):
         }
 
     def read(self, message: Any) -> T | None:
-        """The record, None while it is not complete or where the message only says that all is
-        well; a WireFormatError where there is none.
-        """
+        """The record, None while it is not complete; a WireFormatError where there is none."""
         name = message.WhichOneof(self._oneof)
         place = self._places.get(name)
         if place is None:
-            if name == _ALIVE:
-                return None
             raise WireFormatError(f"{self._whom} sent a message that this version does not know")
         part = getattr(message, name)
         if place.is_bare:
@@ -135,6 +139,22 @@ class Reader(Generic[T, P]):
         if data is None:
             return None
         return place.codec.read(part, {large.name: large.unpack(data)})  # type: ignore[no-any-return]  # one of the envelope's
+
+
+def grouped(messages: Iterable[Sized]) -> Iterator[list[Sized]]:
+    """Messages that cross together, as their sizes allow: each of gRPC's own messages wakes several
+    threads on either side, which takes as long as a small step.
+    """
+    group: list[Sized] = []
+    nbytes = 0
+    for message in messages:
+        if nbytes >= CHUNK_BYTES:
+            yield group
+            group, nbytes = [], 0
+        group.append(message)
+        nbytes += message.ByteSize()
+    if group:
+        yield group
 
 
 WORKER_MESSAGES: Envelope[WorkerMessage, pb.WorkerMessage] = Envelope(

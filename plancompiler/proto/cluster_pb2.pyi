@@ -248,35 +248,39 @@ class CancelReply(_message.Message):
     check: int
     def __init__(self, cancelled: _Optional[bool] = ..., check: _Optional[int] = ...) -> None: ...
 
+class JobEvents(_message.Message):
+    __slots__ = ("events", "check")
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[JobEvent]
+    check: int
+    def __init__(self, events: _Optional[_Iterable[_Union[JobEvent, _Mapping]]] = ..., check: _Optional[int] = ...) -> None: ...
+
 class JobEvent(_message.Message):
-    __slots__ = ("phase_changed", "compile_finished", "rank_outputs", "step_done", "ticket_done", "steps_dropped", "alive", "shipped", "rank_timeline", "waiting", "steps_failed", "steps_skipped", "check")
+    __slots__ = ("phase_changed", "compile_finished", "rank_outputs", "step_done", "ticket_done", "steps_dropped", "shipped", "rank_timeline", "waiting", "steps_failed", "steps_skipped")
     PHASE_CHANGED_FIELD_NUMBER: _ClassVar[int]
     COMPILE_FINISHED_FIELD_NUMBER: _ClassVar[int]
     RANK_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     STEP_DONE_FIELD_NUMBER: _ClassVar[int]
     TICKET_DONE_FIELD_NUMBER: _ClassVar[int]
     STEPS_DROPPED_FIELD_NUMBER: _ClassVar[int]
-    ALIVE_FIELD_NUMBER: _ClassVar[int]
     SHIPPED_FIELD_NUMBER: _ClassVar[int]
     RANK_TIMELINE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     STEPS_FAILED_FIELD_NUMBER: _ClassVar[int]
     STEPS_SKIPPED_FIELD_NUMBER: _ClassVar[int]
-    CHECK_FIELD_NUMBER: _ClassVar[int]
     phase_changed: PhaseChanged
     compile_finished: CompileFinished
     rank_outputs: RankOutputs
     step_done: int
     ticket_done: int
     steps_dropped: int
-    alive: bool
     shipped: Shipped
     rank_timeline: RankTimeline
     waiting: Waiting
     steps_failed: StepsFailed
     steps_skipped: int
-    check: int
-    def __init__(self, phase_changed: _Optional[_Union[PhaseChanged, _Mapping]] = ..., compile_finished: _Optional[_Union[CompileFinished, _Mapping]] = ..., rank_outputs: _Optional[_Union[RankOutputs, _Mapping]] = ..., step_done: _Optional[int] = ..., ticket_done: _Optional[int] = ..., steps_dropped: _Optional[int] = ..., alive: _Optional[bool] = ..., shipped: _Optional[_Union[Shipped, _Mapping]] = ..., rank_timeline: _Optional[_Union[RankTimeline, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., steps_failed: _Optional[_Union[StepsFailed, _Mapping]] = ..., steps_skipped: _Optional[int] = ..., check: _Optional[int] = ...) -> None: ...
+    def __init__(self, phase_changed: _Optional[_Union[PhaseChanged, _Mapping]] = ..., compile_finished: _Optional[_Union[CompileFinished, _Mapping]] = ..., rank_outputs: _Optional[_Union[RankOutputs, _Mapping]] = ..., step_done: _Optional[int] = ..., ticket_done: _Optional[int] = ..., steps_dropped: _Optional[int] = ..., shipped: _Optional[_Union[Shipped, _Mapping]] = ..., rank_timeline: _Optional[_Union[RankTimeline, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., steps_failed: _Optional[_Union[StepsFailed, _Mapping]] = ..., steps_skipped: _Optional[int] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("ranks", "count", "seconds", "stopped")
@@ -442,8 +446,16 @@ class DescribeReply(_message.Message):
     check: int
     def __init__(self, job: _Optional[_Union[JobStatus, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
 
+class WorkerMessages(_message.Message):
+    __slots__ = ("messages", "check")
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[WorkerMessage]
+    check: int
+    def __init__(self, messages: _Optional[_Iterable[_Union[WorkerMessage, _Mapping]]] = ..., check: _Optional[int] = ...) -> None: ...
+
 class WorkerMessage(_message.Message):
-    __slots__ = ("register", "heartbeat", "rank_compiled", "prepared", "outputs", "operation_done", "failed", "idle", "fetched", "written", "timeline_recorded", "run_failed", "log_lines", "number", "check")
+    __slots__ = ("register", "heartbeat", "rank_compiled", "prepared", "outputs", "operation_done", "failed", "idle", "fetched", "written", "timeline_recorded", "run_failed", "log_lines", "number")
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     RANK_COMPILED_FIELD_NUMBER: _ClassVar[int]
@@ -458,7 +470,6 @@ class WorkerMessage(_message.Message):
     RUN_FAILED_FIELD_NUMBER: _ClassVar[int]
     LOG_LINES_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
-    CHECK_FIELD_NUMBER: _ClassVar[int]
     register: Register
     heartbeat: Heartbeat
     rank_compiled: RankCompiled
@@ -473,8 +484,7 @@ class WorkerMessage(_message.Message):
     run_failed: RunFailed
     log_lines: LogLines
     number: int
-    check: int
-    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., rank_compiled: _Optional[_Union[RankCompiled, _Mapping]] = ..., prepared: _Optional[_Union[JobDone, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., operation_done: _Optional[_Union[OperationDone, _Mapping]] = ..., failed: _Optional[_Union[JobFailed, _Mapping]] = ..., idle: _Optional[_Union[JobDone, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., written: _Optional[_Union[OperationDone, _Mapping]] = ..., timeline_recorded: _Optional[_Union[TimelineRecorded, _Mapping]] = ..., run_failed: _Optional[_Union[RunFailed, _Mapping]] = ..., log_lines: _Optional[_Union[LogLines, _Mapping]] = ..., number: _Optional[int] = ..., check: _Optional[int] = ...) -> None: ...
+    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., rank_compiled: _Optional[_Union[RankCompiled, _Mapping]] = ..., prepared: _Optional[_Union[JobDone, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., operation_done: _Optional[_Union[OperationDone, _Mapping]] = ..., failed: _Optional[_Union[JobFailed, _Mapping]] = ..., idle: _Optional[_Union[JobDone, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., written: _Optional[_Union[OperationDone, _Mapping]] = ..., timeline_recorded: _Optional[_Union[TimelineRecorded, _Mapping]] = ..., run_failed: _Optional[_Union[RunFailed, _Mapping]] = ..., log_lines: _Optional[_Union[LogLines, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Register(_message.Message):
     __slots__ = ("slot", "host", "device", "version", "host_id", "peer_address", "network", "is_loopback", "deadline", "token", "received")

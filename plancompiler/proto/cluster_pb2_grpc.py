@@ -171,9 +171,9 @@ class ClientStub:
         self.Watch = channel.unary_stream(
                 '/plancompiler.proto.Client/Watch',
                 request_serializer=plancompiler_dot_proto_dot_cluster__pb2.JobRequest.SerializeToString,
-                response_deserializer=plancompiler_dot_proto_dot_cluster__pb2.JobEvent.FromString,
+                response_deserializer=plancompiler_dot_proto_dot_cluster__pb2.JobEvents.FromString,
                 _registered_method=True)
-        self.Step = channel.stream_unary(
+        self.Step = channel.stream_stream(
                 '/plancompiler.proto.Client/Step',
                 request_serializer=plancompiler_dot_proto_dot_cluster__pb2.StepRequest.SerializeToString,
                 response_deserializer=plancompiler_dot_proto_dot_cluster__pb2.OperationReply.FromString,
@@ -245,7 +245,7 @@ class ClientServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Step(self, request_iterator, context):
-        """Ask an open job for more steps: a header, then the chunks of the feeds, if any.
+        """Ask an open job for more steps, time and again: each request has its answer. Ends with the job.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -323,9 +323,9 @@ def add_ClientServicer_to_server(servicer, server):
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
                     request_deserializer=plancompiler_dot_proto_dot_cluster__pb2.JobRequest.FromString,
-                    response_serializer=plancompiler_dot_proto_dot_cluster__pb2.JobEvent.SerializeToString,
+                    response_serializer=plancompiler_dot_proto_dot_cluster__pb2.JobEvents.SerializeToString,
             ),
-            'Step': grpc.stream_unary_rpc_method_handler(
+            'Step': grpc.stream_stream_rpc_method_handler(
                     servicer.Step,
                     request_deserializer=plancompiler_dot_proto_dot_cluster__pb2.StepRequest.FromString,
                     response_serializer=plancompiler_dot_proto_dot_cluster__pb2.OperationReply.SerializeToString,
@@ -431,7 +431,7 @@ class Client:
             target,
             '/plancompiler.proto.Client/Watch',
             plancompiler_dot_proto_dot_cluster__pb2.JobRequest.SerializeToString,
-            plancompiler_dot_proto_dot_cluster__pb2.JobEvent.FromString,
+            plancompiler_dot_proto_dot_cluster__pb2.JobEvents.FromString,
             options,
             channel_credentials,
             insecure,
@@ -453,7 +453,7 @@ class Client:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_unary(
+        return grpc.experimental.stream_stream(
             request_iterator,
             target,
             '/plancompiler.proto.Client/Step',
@@ -726,7 +726,7 @@ class WorkerStub:
         """
         self.Connect = channel.stream_stream(
                 '/plancompiler.proto.Worker/Connect',
-                request_serializer=plancompiler_dot_proto_dot_cluster__pb2.WorkerMessage.SerializeToString,
+                request_serializer=plancompiler_dot_proto_dot_cluster__pb2.WorkerMessages.SerializeToString,
                 response_deserializer=plancompiler_dot_proto_dot_cluster__pb2.MasterMessage.FromString,
                 _registered_method=True)
         self.Upload = channel.stream_unary(
@@ -784,7 +784,7 @@ def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Connect': grpc.stream_stream_rpc_method_handler(
                     servicer.Connect,
-                    request_deserializer=plancompiler_dot_proto_dot_cluster__pb2.WorkerMessage.FromString,
+                    request_deserializer=plancompiler_dot_proto_dot_cluster__pb2.WorkerMessages.FromString,
                     response_serializer=plancompiler_dot_proto_dot_cluster__pb2.MasterMessage.SerializeToString,
             ),
             'Upload': grpc.stream_unary_rpc_method_handler(
@@ -830,7 +830,7 @@ class Worker:
             request_iterator,
             target,
             '/plancompiler.proto.Worker/Connect',
-            plancompiler_dot_proto_dot_cluster__pb2.WorkerMessage.SerializeToString,
+            plancompiler_dot_proto_dot_cluster__pb2.WorkerMessages.SerializeToString,
             plancompiler_dot_proto_dot_cluster__pb2.MasterMessage.FromString,
             options,
             channel_credentials,

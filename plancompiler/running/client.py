@@ -77,6 +77,7 @@ from plancompiler.running.fetched_plans import FetchedPlans
 from plancompiler.running.job_log import read_log
 from plancompiler.running.pace import Pace
 from plancompiler.running.session_rates import SessionRates, with_listed_rates
+from plancompiler.running.step_stream import StepStream
 from plancompiler.running.watched_job import (
     OnPhase,
     OnWaiting,
@@ -517,6 +518,7 @@ class RemoteSession(WatchedJob):
         """Why the last request failed that did."""
         self._asked = 0
         """Steps, in all requests so far."""
+        self._step_stream = StepStream(stub, address, job_id)
         self._pace = Pace(job)
         self.rates = SessionRates(job, first_step)
         """The learning rates of its steps."""
@@ -596,7 +598,8 @@ class RemoteSession(WatchedJob):
         request = Sent()(
             pb.SaveRequest(job_id=self.job_id, directory=_folder(directory), background=not wait)
         )
-        reply = self._request(self._stub.Save, request)
+        with self._requesting():
+            reply = call(self._address, self._stub.Save, request, timeout=_TRANSFER_SECONDS)
         for _ in self._steps_until(_Asked(reply.ticket, 0, self._asked)):
             pass
 
@@ -644,17 +647,11 @@ class RemoteSession(WatchedJob):
             raise self._not_finite
         arrays = {**feeds, **rates_to_feeds(self.rates.of_next(steps))}
         chunks = to_chunks(arrays_to_bytes(arrays)) if arrays else []
-
-        def messages() -> Iterator[pb.StepRequest]:
-            sent = Sent()
-            yield sent(pb.StepRequest(job_id=self.job_id, steps=steps))
-            for chunk in chunks:
-                yield sent(pb.StepRequest(chunk=chunk))
-
-        reply = self._request(self._stub.Step, messages())
+        with self._requesting():
+            ticket = self._step_stream.ask(steps, chunks)
         self._asked += steps
         self.rates.advance(steps)
-        return _Asked(reply.ticket, steps, self._asked)
+        return _Asked(ticket, steps, self._asked)
 
     def _steps_until(self, request: _Asked) -> Iterator[dict[str, Array]]:
         """Outputs of a request's steps, until it is done.
@@ -678,13 +675,19 @@ class RemoteSession(WatchedJob):
                     raise self._not_finite
         raise ClusterError("the job ended before it did what was asked")
 
-    def _request(self, method: Callable[..., Any], request: object) -> Any:
+    @contextmanager
+    def _requesting(self) -> Iterator[None]:
+        """An error within the block is one of a request, unless it has another cause."""
         self._check_open()
         try:
-            return call(self._address, method, request, timeout=_TRANSFER_SECONDS)
+            yield
         except PlanCompilerError as error:
             self._request_error = self._first_cause(error)
             raise self._request_error from error
+
+    def _stop_watching(self) -> None:
+        self._step_stream.close()
+        super()._stop_watching()
 
     def _first_cause(self, error: PlanCompilerError) -> PlanCompilerError:
         """The job's error, if the job's end made a request fail."""

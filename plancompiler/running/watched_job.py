@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -105,6 +106,8 @@ class WatchedJob(Closing):
         """Timelines of ranks."""
         self._reader = Reader(JOB_EVENTS)
         self._received = Received("the master")
+        self._unread: deque[pb.JobEvent] = deque()
+        """Events that came together with the latest one."""
         self._names = tuple(names)
         self._steps = StepCount(names)
         self._watched = pb.JobRequest(job_id=job_id, since=since, beside=beside)
@@ -183,20 +186,24 @@ class WatchedJob(Closing):
 
     def _read(self) -> JobEvent:
         while True:
-            self.watch()
-            try:
-                for message in self._stream:
-                    with self._ending_on_loss():
-                        event = self._reader.read(self._received(message))
+            with self._ending_on_loss():
+                while self._unread:
+                    event = self._reader.read(self._unread.popleft())
                     if event is not None:
                         return event
-                error: PlanCompilerError = ClusterError("the master went away before the job ended")
+            self.watch()
+            try:
+                message = next(self._stream, None)
             except grpc.RpcError as failure:
                 error = call_error(failure, self._address)
                 if isinstance(error, MasterUnreachableError) and self._rejoin():
                     continue
-            self._error = error
-            raise error
+                self._error = error
+                raise error from failure
+            with self._ending_on_loss():
+                if message is None:
+                    raise ClusterError("the master went away before the job ended")
+                self._unread.extend(self._received(message).events)
 
     def _rejoin(self) -> bool:
         """Wait for a lost master to be started again, and go on where its stream broke off; whether

@@ -32,31 +32,32 @@ MLP = Path(__file__).resolve().parents[2] / "examples" / "mlp.py"
 # --- messages of a stream -------------------------------------------------------------------------
 
 
-def stream() -> list[pb.WorkerMessage]:
+def stream() -> list[pb.WorkerMessages]:
     sent = Sent()
     outputs = [
         pb.WorkerMessage(outputs=pb.StepOutputs(job_id=1, step=step, arrays=pb.Chunk(data=b"1234")))
         for step in range(4)
     ]
-    return [sent(each) for each in (*outputs, pb.WorkerMessage(heartbeat=pb.Heartbeat()))]
+    every = (*outputs, pb.WorkerMessage(heartbeat=pb.Heartbeat()))
+    return [sent(pb.WorkerMessages(messages=[each])) for each in every]
 
 
 def test_a_stream_that_comes_as_it_was_sent_is_read() -> None:
     received = Received("a worker")
-    steps = [received(message).outputs.step for message in stream()]
+    steps = [received(message).messages[0].outputs.step for message in stream()]
     assert steps == [0, 1, 2, 3, 0]
 
 
-def damaged(messages: list[pb.WorkerMessage], at: int) -> list[pb.WorkerMessage]:
+def damaged(messages: list[pb.WorkerMessages], at: int) -> list[pb.WorkerMessages]:
     """One bit of one message is another."""
     data = bytearray(messages[1].SerializeToString())
     data[at] ^= 1
-    return [messages[0], pb.WorkerMessage.FromString(bytes(data)), *messages[2:]]
+    return [messages[0], pb.WorkerMessages.FromString(bytes(data)), *messages[2:]]
 
 
-DAMAGES: dict[str, Callable[[list[pb.WorkerMessage]], list[pb.WorkerMessage]]] = {
+DAMAGES: dict[str, Callable[[list[pb.WorkerMessages]], list[pb.WorkerMessages]]] = {
     "a number of the outputs": lambda messages: damaged(messages, -11),
-    "the step": lambda messages: damaged(messages, 5),
+    "the step": lambda messages: damaged(messages, 7),
     "the check": lambda messages: damaged(messages, -1),
     "twice": lambda messages: [*messages[:2], *messages[1:]],
     "lost": lambda messages: [messages[0], *messages[2:]],

@@ -44,24 +44,25 @@ class Crowd:
     async def follow(self, number: int, job_id: int, begun: asyncio.Semaphore) -> str:
         """The last phase of a job, as a client that waits for it hears."""
         phase = ""
-        async for event in self.stub(number).Watch(job_request(job_id), **self.call):
+        async for message in self.stub(number).Watch(job_request(job_id), **self.call):
             if not phase:
                 begun.release()
-            if event.HasField("phase_changed"):
-                phase = event.phase_changed.phase
+            for event in message.events:
+                if event.HasField("phase_changed"):
+                    phase = event.phase_changed.phase
         return phase
 
     async def say_nothing(self, number: int) -> str:
         """Open a stream and leave it at that; what the master says."""
         stub = self.stub(number)
         if number % 30 == 0:  # of workers there are fewer, whose streams have a limit of their own
-            call = WorkerStub(self.channels[number % CONNECTIONS]).Upload(**self.call)
+            answer = WorkerStub(self.channels[number % CONNECTIONS]).Upload(**self.call)
         elif number % 2:
-            call = stub.Submit(**self.call)
+            answer = stub.Submit(**self.call)
         else:
-            call = stub.Step(**self.call)
+            answer = stub.Step(**self.call).read()
         with pytest.raises(grpc.RpcError) as failure:
-            await call
+            await answer
         return str(call_error(failure.value, "the master"))
 
     async def close(self) -> None:

@@ -131,9 +131,9 @@ def test_a_worker_that_falls_silent_is_lost() -> None:
         with signed_in(server.address) as channel:
             ended = threading.Event()
 
-            def messages() -> Iterator[pb.WorkerMessage]:
-                register = pb.Register(version=software_version())
-                yield Sent()(pb.WorkerMessage(register=register))
+            def messages() -> Iterator[pb.WorkerMessages]:
+                register = pb.WorkerMessage(register=pb.Register(version=software_version()))
+                yield Sent()(pb.WorkerMessages(messages=[register]))
                 ended.wait(SECONDS)  # no heartbeat, and the stream stays open on this side
 
             stream = WorkerStub(channel).Connect(messages(), timeout=SECONDS)
@@ -198,14 +198,15 @@ def test_messages_without_a_check_are_refused(server: MasterServer) -> None:
         client, worker = ClientStub(channel), WorkerStub(channel)
 
         def connect(first: pb.WorkerMessage) -> None:
-            for reply in worker.Connect(iter([first]), timeout=SECONDS):
+            messages = iter([pb.WorkerMessages(messages=[first])])
+            for reply in worker.Connect(messages, timeout=SECONDS):
                 assert reply.WhichOneof("message") == "refused"
                 raise PlanCompilerError.from_report(decode(ErrorReport, reply.refused))
 
         for call in (
             lambda: client.Submit(iter([pb.SubmitRequest(header=header)]), timeout=SECONDS),
             lambda: list(client.Watch(pb.JobRequest(job_id=1), timeout=SECONDS)),
-            lambda: client.Step(iter([pb.StepRequest(job_id=1, steps=1)]), timeout=SECONDS),
+            lambda: next(client.Step(iter([pb.StepRequest(job_id=1, steps=1)]), timeout=SECONDS)),
             lambda: client.Save(pb.SaveRequest(job_id=1), timeout=SECONDS),
             lambda: client.Finish(pb.JobRequest(job_id=1), timeout=SECONDS),
             lambda: list(client.FetchVariables(pb.JobRequest(job_id=1), timeout=SECONDS)),

@@ -226,7 +226,7 @@ Call = Callable[[grpc.Channel], object]
 CALLS: dict[str, Call] = {
     "Submit": lambda c: pb_grpc.ClientStub(c).Submit(iter(()), timeout=SECONDS),
     "Watch": lambda c: list(pb_grpc.ClientStub(c).Watch(pb.JobRequest(job_id=1), timeout=SECONDS)),
-    "Step": lambda c: pb_grpc.ClientStub(c).Step(iter(()), timeout=SECONDS),
+    "Step": lambda c: list(pb_grpc.ClientStub(c).Step(iter(()), timeout=SECONDS)),
     "Save": lambda c: pb_grpc.ClientStub(c).Save(pb.SaveRequest(job_id=1), timeout=SECONDS),
     "Finish": lambda c: pb_grpc.ClientStub(c).Finish(pb.JobRequest(job_id=1), timeout=SECONDS),
     "FetchVariables": lambda c: list(
@@ -351,7 +351,7 @@ def test_streams_beyond_the_limit_are_refused() -> None:
         job = client.submit(mlp(ranks=1), 1)  # no worker comes: it waits
         held = []
 
-        def watch(channel: grpc.Channel) -> Iterator[pb.JobEvent]:
+        def watch(channel: grpc.Channel) -> Iterator[pb.JobEvents]:
             stream = pb_grpc.ClientStub(channel).Watch(job_request(job.job_id))
             next(stream)
             held.append(stream)
@@ -441,7 +441,7 @@ def test_jobs_belong_to_who_submitted_them(workers: Workers, tmp_path: Path) -> 
             lambda: list(stub.Logs(Sent()(pb.LogsRequest(job_id=handle.job_id)))),
             lambda: list(stub.FetchVariables(request)),
             lambda: stub.Save(Sent()(pb.SaveRequest(job_id=handle.job_id))),
-            lambda: stub.Step(iter([Sent()(pb.StepRequest(job_id=handle.job_id, steps=1))])),
+            lambda: next(stub.Step(iter([Sent()(pb.StepRequest(job_id=handle.job_id, steps=1))]))),
         ):
             with pytest.raises(grpc.RpcError, match="belongs to somebody else"):
                 call()

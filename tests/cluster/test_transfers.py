@@ -94,10 +94,10 @@ class LightWorker:
         registered = self.next(m.Registered)
         self.token, self.rank = registered.token, registered.slot
 
-    def _requests(self) -> Iterator[pb.WorkerMessage]:
+    def _requests(self) -> Iterator[pb.WorkerMessages]:
         sent = Sent()
         while (message := self._outbox.get()) is not None:
-            yield from map(sent, WORKER_MESSAGES.write(message))
+            yield sent(pb.WorkerMessages(messages=WORKER_MESSAGES.write(message)))
 
     def send(self, message: m.WorkerMessage) -> None:
         self._outbox.put(message)
