@@ -12,6 +12,9 @@ in turn:
 4. how many inputs are used in another layout than they were made in: of equals, the one that keeps
    split values split.
 
+A sum of pieces, each put into zeros, is reduced once: each piece owes its part of that only (2.).
+Such is the gradient of a parameter that is used in pieces.
+
 Of ties the one wins that makes its results in the layout in which they are read, and then the first
 in rule order. What the user demands (inputs, variables, redistribute) is kept.
 
@@ -23,6 +26,7 @@ that a later one needs anyway, and the gradient of a split table is made in part
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -118,6 +122,33 @@ def _layouts_read(
     return {name: layout for name, layout in used.items() if layout is not None}
 
 
+def _pieces_added_up(job: Job) -> dict[str, float]:
+    """By the name of an op that puts a piece into a larger tensor: how many pieces of its size such
+    ops add up to a sum that is the only reader of all of them.
+    """
+    readers = Counter(value.name for op in job.ops for value in op.inputs)
+    sum_with: dict[str, dict[str, int]] = {}
+    sums: list[dict[str, int]] = []
+    for op in reversed(job.ops):
+        if len(op.outputs) != 1:
+            continue
+        (made,) = op.outputs
+        sizes = sum_with.get(made.name)
+        if op.kind == "add" and op.sbp is None:
+            if sizes is None:
+                sizes = {}
+                sums.append(sizes)
+            for value in op.inputs:
+                like = value.type == made.type and value.placement == op.placement
+                if readers[value.name] == 1 and like:
+                    sum_with[value.name] = sizes
+        elif sizes is not None and len(op.inputs) == 1:
+            size = element_count(op.inputs[0].shape)
+            if 0 < size < element_count(made.shape):
+                sizes[op.name] = size
+    return {name: sum(sizes.values()) / size for sizes in sums for name, size in sizes.items()}
+
+
 def _passing_on(op: Op, chosen: NdSignature, wanted: NdSbp, microbatches: int) -> tuple[NdSbp, ...]:
     """The layouts in which an op reads its inputs where it makes its result as wanted of inputs of
     the same type that have it so already; those of the chosen signature where it cannot.
@@ -140,33 +171,35 @@ class _Choices:
             value.name for op in job.ops if op.kind == "redistribute" for value in op.inputs
         }
         """Values whose layouts the job itself changes."""
+        self._pieces = _pieces_added_up(job)
         self._passed_on: dict[object, tuple[NdSbp, ...]] = {}
         self._number_of: dict[str, int] = {}
         self._numbers: dict[object, int] = {}
 
-    def adds_up(self, op: Op) -> bool:
-        """Whether an op's results are added up over micro-batches before devices reduce their sum,
-        as they do unless the layout of each is to change.
+    def sums(self, op: Op, microbatches: int) -> float:
+        """How many results such as this op's are added up before devices reduce their sum: those of
+        other pieces, and those of micro-batches unless the layout of each is to change.
         """
         over = over_microbatches(op)
-        return (
+        summed = (
             over is not None
             and all(isinstance(sbp, Partial) for sbp in over.outputs)
             and not any(value.name in self._changed for value in op.outputs)
         )
+        return self._pieces.get(op.name, 1.0) * (microbatches if summed else 1)
 
     def passing_on(
         self, op: Op, chosen: NdSignature, wanted: NdSbp, layouts: _ValueLayouts
     ) -> tuple[NdSbp, ...]:
         """See `_passing_on`."""
-        key = self.number(op, layouts.machine), chosen, wanted
+        key = self.number(op, layouts), chosen, wanted
         known = self._passed_on.get(key)
         if known is None:
             known = _passing_on(op, chosen, wanted, layouts.microbatches)
             self._passed_on[key] = known
         return known
 
-    def number(self, op: Op, machine: Machine) -> int:
+    def number(self, op: Op, layouts: _ValueLayouts) -> int:
         """A number that ops have in common which are equal but for the layouts that they are fed.
 
         It is looked up again in every walk, where hashing types and attributes would take most of
@@ -179,9 +212,9 @@ class _Choices:
                 op.attrs,
                 op.sbp,
                 op.placement.hierarchy,
-                links_of(machine, op.placement),
+                links_of(layouts.machine, op.placement),
                 over_microbatches(op),
-                self.adds_up(op),
+                self.sums(op, layouts.microbatches),
                 op.input_types,
                 op.output_types,
             )
@@ -268,7 +301,7 @@ def _redistributed(op: Op, layouts: _ValueLayouts) -> NdSbp:
 
 def _cheapest(op: Op, layouts: _ValueLayouts) -> NdSignature:
     key = (
-        layouts.choices.number(op, layouts.machine),
+        layouts.choices.number(op, layouts),
         tuple((layouts.made[value.name], layouts.boxed(value)) for value in op.inputs),
         tuple(layouts.read.get(value.name) for value in op.outputs),
     )
@@ -311,7 +344,7 @@ def _choose(op: Op, layouts: _ValueLayouts) -> NdSignature:
         links_of(layouts.machine, op.placement),
         flops_if_hiding(op.kind, op.input_types, op.output_types, op.attrs),
         [layouts.read.get(value.name) for value in op.outputs],
-        layouts.microbatches if layouts.choices.adds_up(op) else 1,
+        layouts.choices.sums(op, layouts.microbatches),
     )
 
 
@@ -395,7 +428,7 @@ def cheapest_signature(
     links: MeshLinks | None = None,
     flops: int = 0,
     read: Sequence[NdSbp | None] = (),
-    sums: int = 1,
+    sums: float = 1,
 ) -> NdSignature:
     """The candidate that is cheapest by the four prices, on a mesh of this hierarchy and of these
     links, by default those of the generic machine.

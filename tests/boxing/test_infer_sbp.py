@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 import plancompiler as pc
 from plancompiler.boxing.infer_sbp import Operand, cheapest_signature, infer_sbp
 from plancompiler.boxing.planner import boxing_path
-from plancompiler.ir import BROADCAST, DType, NdSbp, Partial, TensorType, freeze_attrs
+from plancompiler.ir import BROADCAST, DType, Job, NdSbp, Partial, TensorType, freeze_attrs
 from plancompiler.ops.registry import infer_types, mesh_signatures, op_def
 from plancompiler.passes import run_passes
 from tests.examples import gpt
 from tests.ops.samples import samples
-from tests.passes.worlds import configured, mesh
+from tests.passes.worlds import collectives, compiled, configured, losses, mesh
 
 
 def dearest_first(candidates, operands, outputs, hierarchy) -> list:
@@ -117,3 +118,28 @@ def test_gradients_are_reduced_once_per_step(precision):
     for op, signature in signatures_of(gpt(dp=2), ("microbatches", 4), ("precision", precision)):
         if op.kind == "accumulate" and op.attr("reduction") == "sum":
             assert signature.inputs[0].has_partial, op.name
+
+
+def projections(pieces: bool, ranks: int = 2) -> Job:
+    """Three projections of an input whose weights lie in one parameter."""
+    with pc.job("projections") as job:
+        x = pc.constant(np.arange(24).reshape(8, 3) / 24, "float32", mesh(ranks))
+        x = x.redistribute(sbp="S(0)")
+        layer = pc.nn.Linear(3, 6, bias=False).place(mesh(ranks))
+        weight = layer.weight.value
+        cuts = [slice(0, 4), slice(4, 5), slice(5, 6)]
+        whole = x @ weight.T
+        parts = [x @ weight[cut].T if pieces else whole[:, cut] for cut in cuts]
+        loss = sum((part**2).mean() for part in parts)
+        pc.optim.SGD(0.5).minimize(loss, [layer.weight])
+        pc.output("loss", loss)
+    return job
+
+
+@pytest.mark.parametrize("zero", [0, 2])
+def test_the_gradient_of_a_parameter_used_in_pieces_is_reduced_once(zero):
+    compilation = compiled(projections(pieces=True), zero=zero)
+    assert collectives(compilation) == collectives(compiled(projections(pieces=False), zero=zero))
+    expected = losses(projections(pieces=True, ranks=1), 5)
+    assert expected[4] < expected[0]
+    np.testing.assert_allclose(losses(projections(pieces=True), 5, zero=zero), expected, rtol=1e-5)
