@@ -187,8 +187,7 @@ class Recording(Closing):
     def __init__(self, trace: Path | None = None, about: Mapping[str, str] | None = None) -> None:
         self._path = trace
         self._about = about
-        if trace is not None:
-            check_writable(trace, "the trace file")
+        check_writable(trace, "the trace file")
         with naming_output("a recording", "the temporary folder"):
             self._folder = TemporaryFolder("plancompiler-trace-")
         self._open = True

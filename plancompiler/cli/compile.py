@@ -31,6 +31,7 @@ from plancompiler.cli.options import (
     job_argument,
     json_option,
     mode_option,
+    output_option,
     settings_option,
 )
 from plancompiler.cli.output import format_bytes, print_json, print_note, print_result, print_table
@@ -59,11 +60,12 @@ from plancompiler.running.world_size import world_size_of
     multiple=True,
     help="Lower only this rank; may be repeated. Other ranks are not built.",
 )
-@click.option(
+@output_option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for rank_R.plan (binary), rank_R.txt (text), the boxing graph and summary.json; "
+    "the folder of plans",
+    "Folder for rank_R.plan (binary), rank_R.txt (text), the boxing graph and summary.json; "
     "`plancompiler run` takes it.",
+    folder=True,
 )
 @click.option(
     "--check-modes", is_flag=True, help="Compile in all four modes; fail where plans differ."

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from plancompiler.cli.client_options import client_options, job_id_argument
+from plancompiler.cli.options import output_option
 from plancompiler.cli.output import print_json, print_note
 from plancompiler.cluster.chunks import arrays_to_bytes
 from plancompiler.executor.trace import about_run, write_trace
@@ -27,12 +28,7 @@ _NO_STEP = (1 << 40) - 1
     help="plans: what it was compiled into; checkpoint: the one that it has written last; "
     "timeline: of a job that was recorded, after its end; outputs: those that the master keeps.",
 )
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    required=True,
-    help="The folder to write into.",
-)
+@output_option("--out", "what is fetched", "The folder to write into.", folder=True, required=True)
 @client_options
 def fetch_command(job: int, what: str, out: Path, client: Client, as_json: bool) -> None:
     """Bring the plans, checkpoint, timeline or outputs of JOB into a folder of this machine.

@@ -15,6 +15,7 @@ from plancompiler.cli.options import (
     amount_option,
     job_argument,
     json_option,
+    output_option,
     settings_option,
 )
 from plancompiler.cli.output import format_bytes, print_json, print_note, print_result, print_table
@@ -39,20 +40,17 @@ AT_PEAK_SHOWN = 8
 @click.option(
     "--ranks", type=click.IntRange(min=1), help="World size; by default what the job needs."
 )
-@click.option(
+@output_option(
     "--trace",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the step's predicted timeline here, for Perfetto or chrome://tracing.",
+    "the timeline",
+    "Write the step's predicted timeline here, for Perfetto or chrome://tracing.",
 )
-@click.option(
-    "--html",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the forecast here as one page for browsers.",
-)
-@click.option(
+@output_option("--html", "the report", "Write the forecast here as one page for browsers.")
+@output_option(
     "--chakra",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Write execution traces of MLCommons Chakra into this folder.",
+    "the folder of traces",
+    "Write execution traces of MLCommons Chakra into this folder.",
+    folder=True,
 )
 @click.option("--check", is_flag=True, help="Run the job here too.")
 @click.option(

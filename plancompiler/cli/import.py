@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from plancompiler.cli.job_file import call_of_file
-from plancompiler.cli.options import json_option
+from plancompiler.cli.options import json_option, output_option
 from plancompiler.cli.output import print_json, print_note
 from plancompiler.errors import UsageError
 from plancompiler.importers.hugging_face import from_folder
@@ -20,6 +20,11 @@ from plancompiler.importers.model_folder import write_model
 from plancompiler.importers.onnx_reader import from_onnx
 from plancompiler.importers.torch_reader import from_torch
 from plancompiler.ir.strict_json import parse_json
+from plancompiler.ir.whole_file import naming_output
+
+_out_option = output_option(
+    "--out", "the folder of the model", "The folder to write.", folder=True, required=True
+)
 
 
 @click.group("import")
@@ -34,7 +39,7 @@ def import_command() -> None:
 
 @import_command.command("torch")
 @click.argument("source", metavar="FILE[:FUNCTION]|hf:FOLDER")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="The folder to write.")
+@_out_option
 @click.option(
     "--batch", type=click.IntRange(1), default=4, show_default=True, help="Examples, for hf:FOLDER."
 )
@@ -79,7 +84,7 @@ def torch_command(
 
 @import_command.command("jax")
 @click.argument("source", metavar="FILE[:FUNCTION]")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="The folder to write.")
+@_out_option
 @json_option
 def jax_command(source: str, out: Path, as_json: bool) -> None:
     """Import a JAX function.
@@ -102,7 +107,7 @@ def jax_command(source: str, out: Path, as_json: bool) -> None:
 
 @import_command.command("onnx")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="The folder to write.")
+@_out_option
 @click.option(
     "--shape", "shapes", multiple=True, help="The shape of an input, such as input=1,3,224,224."
 )
@@ -155,7 +160,8 @@ def _value(text: str) -> Any:
 
 def _write(model: ImportedModel, out: Path, seconds: float, as_json: bool) -> None:
     """Write the folder, and say what is in it."""
-    write_model(model, out)
+    with naming_output("the model", out):
+        write_model(model, out)
     targets = sorted({node.target for node in model.graph.nodes})
     numbers = sum(_size(each.shape) for each in model.parameters())
     if as_json:

@@ -34,6 +34,27 @@ def amount_option(name: str, default: int, text: str, least: int = 1) -> Callabl
     )
 
 
+def output_option(
+    name: str, what: str, text: str, *, folder: bool = False, required: bool = False
+) -> Callable[[Any], Any]:
+    """An option that names a file to write, or a folder: a place where nothing can be written is
+    refused before the command does anything.
+    """
+
+    def checked(
+        _context: click.Context, _parameter: click.Parameter, path: Path | None
+    ) -> Path | None:
+        if path is not None:
+            # It brings NumPy, which a command that only shows its help does without.
+            from plancompiler.ir.whole_file import check_writable  # noqa: PLC0415  # see above
+
+            check_writable(path, what, folder=folder)
+        return path
+
+    kind = click.Path(path_type=Path)
+    return click.option(name, type=kind, required=required, callback=checked, help=text)
+
+
 def parse_setting(text: str) -> tuple[str, Setting]:
     """`key=value`, the value read as int, float, bool or else str: the first that fits."""
     key, equals, value = text.partition("=")

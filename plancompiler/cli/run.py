@@ -46,6 +46,7 @@ from plancompiler.errors import PlanCompilerError, UsageError
 from plancompiler.executor.checkpoint import make_folder
 from plancompiler.executor.timeline import Timeline
 from plancompiler.ir import Job
+from plancompiler.ir.whole_file import check_writable
 from plancompiler.plan.compiled_plans import CompiledPlans
 from plancompiler.running.restarts import run_with_restarts
 from plancompiler.running.session import BACKENDS, Session, run
@@ -152,6 +153,10 @@ def run_command(
         if not place.leads():
             follow_job(context, place, saves=save is not None)
         ranks = place.maximum
+    # Now, and not only when everything is compiled.
+    check_writable(trace, "the trace file")
+    if save is not None:
+        make_folder(save)
     job: Job | CompiledPlans
     folder: AbstractContextManager[None]
     if is_plan_folder(target):
@@ -162,8 +167,6 @@ def run_command(
         job = configured(load_job(target, settings, ranks), config)
         name, folder = job.name, job_folder_on_path(target)
         require_own_data(job)
-    if save is not None:
-        make_folder(save)  # now, and not only when everything is compiled
     record = Record()
     ended: list[Session] = []
     timelines: list[Sequence[Timeline]] = []

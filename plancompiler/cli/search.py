@@ -17,6 +17,7 @@ from plancompiler.cli.options import (
     amount_option,
     job_argument,
     json_option,
+    output_option,
     settings_option,
 )
 from plancompiler.cli.output import format_bytes, print_json, print_note, print_result, print_table
@@ -63,11 +64,7 @@ def _read_bytes(
     help="What a device may hold, such as 70GiB; by default what the machine's devices do.",
 )
 @amount_option("--top", 10, "How many plans to list.")
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the best plan to this file, for `--layout`.",
-)
+@output_option("--out", "the layout file", "Write the best plan to this file, for `--layout`.")
 @click.option("--explain", "name", metavar="NAME", help="Why this tensor has its layout.")
 @click.option(
     "--seconds",

@@ -20,6 +20,7 @@ from plancompiler.cli.options import (
     job_argument,
     json_option,
     mode_option,
+    output_option,
     save_options,
     settings_option,
     steps_option,
@@ -60,10 +61,11 @@ from plancompiler.running.client import Client, Handle
 @click.option(
     "--compile-only", is_flag=True, help="Make plans on the cluster, and execute nothing."
 )
-@click.option(
+@output_option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="With --compile-only: folder for the plans, as `compile --out` writes them.",
+    "the folder of plans",
+    "With --compile-only: folder for the plans, as `compile --out` writes them.",
+    folder=True,
 )
 @click.option("--detach", is_flag=True, help="Print the job's id and leave it to the master.")
 @steps_option
@@ -166,8 +168,7 @@ def submit_command(
             expected="one of them",
             hint="--detach --record, and later `plancompiler fetch JOB --what timeline`",
         )
-    if trace is not None:
-        check_writable(trace, "the trace file")
+    check_writable(trace, "the trace file")
     with Client(master, timeout=timeout, tls=tls, token_file=token_file) as client:
         ranks = ranks or client.status().world_size
         job = configured(load_job(target, settings, ranks), config)

@@ -139,23 +139,30 @@ def named_file(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def check_writable(path: Path, what: str) -> None:
-    """Make sure, before the work for it is done, that a file can be written; else a UsageError that
-    says `what` it is.
+def check_writable(path: Path | None, what: str, *, folder: bool = False) -> None:
+    """Make sure, before the work for it is done, that a file can be written, where one is wanted;
+    else a UsageError that says `what` it is. A `folder` may have to be made first, and is not yet.
     """
+    if path is None:
+        return
     try:
-        if path.is_dir():
+        if not folder and path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if is_stream(path):
+        if not folder and is_stream(path):
             path.open("wb").close()
             return
-        with tempfile.TemporaryFile(dir=path.parent):
+        place = path if folder else path.parent
+        while folder and not place.exists():
+            place = place.parent
+        with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
         raise UsageError(
             f"{what} cannot be written",
             got=f"{str(path)!r}: {error.strerror or error}",
-            expected="a file in a folder that exists and is writable",
+            expected="a folder in which files may be made"
+            if folder
+            else "a file in a folder that exists and is writable",
         ) from None
 
 

@@ -171,6 +171,37 @@ def test_a_loss_that_is_not_finite_is_reported(invoke: Invoke, mlp: str) -> None
     assert "job.py:" in result.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "compile {job} --out {file}",
+        "compile {job} --out {file}/new/plans",
+        "forecast {job} --trace {file}/trace.json",
+        "forecast {job} --html {file}/new/page.html",
+        "forecast {job} --chakra {file}/traces",
+        "run {job} --trace {file}/trace.json",
+        "search {job} --out {file}/layout.toml",
+        "submit {job} --master 127.0.0.1:1 --compile-only --out {file}/plans",
+        "submit {job} --master 127.0.0.1:1 --trace {file}/trace.json",
+        "fetch 1 --master 127.0.0.1:1 --what plans --out {file}/plans",
+        "import torch {job} --out {file}",
+        "import onnx {job} --out {file}/model",
+        "import jax {job} --out {file}/model",
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_anything_is_done(
+    invoke: Invoke, write: Write, tmp_path: Path, command: str
+) -> None:
+    job = write("raise AssertionError('it was loaded')")
+    file = tmp_path / "file"
+    file.write_text("")
+    result = invoke(*command.format(job=job, file=file).split())
+    check(result, 2, str(file))
+    assert "loaded" not in result.stderr
+    assert file.read_text() == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "job.py"]
+
+
 def test_a_checkpoint_that_cannot_be_written_fails_before_the_first_step(
     invoke: Invoke, mlp: str, tmp_path: Path
 ) -> None:
