@@ -15,7 +15,6 @@ from plancompiler.cluster.channel import (
     SESSION_KEY,
     SILENCE_SECONDS,
     silence_options,
-    software_version,
 )
 from plancompiler.cluster.checked import Received, Sent
 from plancompiler.cluster.chunks import to_chunks
@@ -25,6 +24,7 @@ from plancompiler.cluster.serde import JOB_EVENTS, Reader
 from plancompiler.cluster.token import NONCE_BYTES, Credential
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import ClientStub, SignInStub
+from plancompiler.version import VERSION
 
 
 class LightClient:
@@ -56,7 +56,7 @@ class LightClient:
         """
         begin = time.perf_counter()
         header = encode(pb.SubmitHeader, JobRequest(1))
-        header.version, header.key = software_version(), secrets.token_hex(16)
+        header.version, header.key = VERSION, secrets.token_hex(16)
         sent = Sent()
         messages = [sent(pb.SubmitRequest(header=header))]
         messages += [sent(pb.SubmitRequest(chunk=each)) for each in to_chunks(job, compress=True)]

@@ -28,7 +28,6 @@ from plancompiler.cluster.channel import (
     check_exposure,
     check_listenable,
     server_credentials,
-    software_version,
 )
 from plancompiler.cluster.chunks import UploadBudget
 from plancompiler.cluster.messages import JobEvent
@@ -58,6 +57,7 @@ from plancompiler.master.token_watch import TokenWatch
 from plancompiler.master.transfers import SIMULTANEOUS, Gate, TransferService
 from plancompiler.plan.plan import Plan
 from plancompiler.proto import cluster_pb2_grpc as pb_grpc
+from plancompiler.version import VERSION
 
 _SERVICES = (CLIENT_SERVICE, WORKER_SERVICE, TRANSFER_SERVICE, SIGN_IN_SERVICE)
 MAX_UPLOAD_BYTES = 2 << 30
@@ -147,12 +147,12 @@ class MasterServer:
         self._host, self._port = split_address(listen)
         self._tls = tls
         self._limits = limits or Limits()
-        self._journal = None if journal is None else Journal(journal, software_version(), ranks)
+        self._journal = None if journal is None else Journal(journal, VERSION, ranks)
         self._failure: PlanCompilerError | None = None
         self._observation = None if metrics is None else Observation()
         self._shell = MasterShell(
             ranks,
-            software_version(),
+            VERSION,
             self._limits,
             mode,
             _both(observe, self._observation),

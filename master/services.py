@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
-from plancompiler.cluster.channel import refuse, software_version
+from plancompiler.cluster.channel import refuse
 from plancompiler.cluster.checked import Received, Sent
 from plancompiler.cluster.chunks import (
     MAX_ARRAYS_BYTES,
@@ -78,6 +78,7 @@ from plancompiler.plan.job_serde import job_from_bytes
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto import cluster_pb2_grpc as pb_grpc
 from plancompiler.proto.cluster_pb2 import Chunk
+from plancompiler.version import VERSION
 
 _log = logging.getLogger(__name__)
 
@@ -518,7 +519,7 @@ class WorkerService(pb_grpc.WorkerServicer):
             group = await _next(context, "the registration of a worker", self._silence)
             for proto in group.messages if group is not None else ():
                 if proto.HasField("register"):  # before its check
-                    check_worker_version(proto.register.version, software_version())
+                    check_worker_version(proto.register.version, VERSION)
             while group is not None:
                 for proto in received(group).messages:
                     message = reader.read(proto)
@@ -603,7 +604,7 @@ class WorkerService(pb_grpc.WorkerServicer):
 
 
 def _check_version(version: str) -> None:
-    own = software_version()
+    own = VERSION
     if version.split(".")[:2] != own.split(".")[:2]:
         raise VersionError(
             f"a client of version {version} cannot use a master of version {own}",

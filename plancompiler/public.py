@@ -48,6 +48,7 @@ from plancompiler.frontend.weights import load_weights
 from plancompiler.ir import DType, Job, NdSbp, Placement, Sbp, TensorType, Value
 from plancompiler.ir.promotion import strict_dtypes
 from plancompiler.ops.custom import CustomOp, op
+from plancompiler.version import VERSION as __version__  # noqa: N811  # its usual name
 
 if TYPE_CHECKING:
     from plancompiler import eager
@@ -78,8 +79,6 @@ if TYPE_CHECKING:
     from plancompiler.plan.compiled_plans import CompiledPlans, read_plans
     from plancompiler.running.client import Client
     from plancompiler.running.session import Session, run
-
-    __version__: str
 
 _LATER = {
     "run": "plancompiler.running.session",
@@ -126,11 +125,6 @@ def __getattr__(name: str) -> Any:
         module = importlib.import_module(_LATER[name])
         value = globals()[name] = module if name == "eager" else getattr(module, name)
         return value
-    if name == "__version__":
-        # Here, because it costs more than all of the above and is seldom asked for.
-        from importlib.metadata import version  # noqa: PLC0415
-
-        return version("plancompiler")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

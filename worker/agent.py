@@ -23,7 +23,6 @@ from plancompiler.cluster.channel import (
     TlsFiles,
     call_error,
     connect_master,
-    software_version,
 )
 from plancompiler.cluster.checked import Received, Sent
 from plancompiler.cluster.messages import (
@@ -47,6 +46,7 @@ from plancompiler.limits import time_limits
 from plancompiler.limits.time_limits import DEADLINE
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import WorkerStub
+from plancompiler.version import VERSION
 from plancompiler.worker.allowed_paths import AllowedPaths
 from plancompiler.worker.events import (
     Close,
@@ -139,7 +139,7 @@ def run_worker(
         named = host or os.environ.get(HOST_VARIABLE) or socket.gethostname()
         heartbeats.announce(master, tls, token_file, rank, named)
         peers = open_peers(transport, master, listen, tls, insecure, host)
-        register = peers.offer(rank, device, version or software_version())
+        register = peers.offer(rank, device, version or VERSION)
         register = replace(register, deadline=deadline)
         channel = connect_master(master, tls, token_file, timeout, is_worker=True)
         stop = stop or threading.Event()

@@ -7,7 +7,6 @@ in time; after it a job must run, and memory and descriptors must be as before.
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import random
 import re
 import socket
@@ -27,6 +26,7 @@ from plancompiler.cluster.channel import SESSION_KEY, connect_master
 from plancompiler.cluster.checked import Sent
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.running.watched_job import job_request
+from plancompiler.version import VERSION
 
 COUNT = 70
 ATTACKS = (
@@ -233,7 +233,7 @@ class Hostile:
             self._calls.append(call.future(make(), timeout=20.0))
 
     def _submissions(self, count: int, messages: list[pb.SubmitRequest], ends: bool) -> None:
-        header = pb.SubmitRequest(header=pb.SubmitHeader(version=_version(), steps=1))
+        header = pb.SubmitRequest(header=pb.SubmitHeader(version=VERSION, steps=1))
         sent = Sent()
         data = [sent(each).SerializeToString() for each in (header, *messages)]
         call = self._channel().stream_unary(SERVICE + "Submit", as_bytes, as_bytes)
@@ -294,11 +294,6 @@ def _frames(choices: random.Random) -> bytes:
         head = length.to_bytes(3, "big") + bytes([choices.randrange(12), choices.randrange(256)])
         frames += head + choices.getrandbits(31).to_bytes(4, "big") + content
     return frames
-
-
-def _version() -> str:
-    """Ours: others are refused at once."""
-    return importlib.metadata.version("plancompiler")
 
 
 def size_of(pid: int) -> int:

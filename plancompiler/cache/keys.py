@@ -21,6 +21,7 @@ from plancompiler.errors import UnknownOpError, WireFormatError
 from plancompiler.ir import Job
 from plancompiler.ops.registry import is_import_path, op_def
 from plancompiler.plan.job_serde import job_to_bytes
+from plancompiler.version import VERSION
 
 PACKAGE = Path(__file__).resolve().parent.parent
 COMPILER_PACKAGES = (
@@ -36,7 +37,7 @@ COMPILER_PACKAGES = (
     "search",
 )
 """The packages whose code makes plans: `lower`, all that it may import, and the serialisation."""
-DISTRIBUTIONS = ("plancompiler", "networkx", "numpy")
+DISTRIBUTIONS = ("networkx", "numpy")
 """Libraries whose versions are part of the key: NetworkX finds the paths between layouts, and NumPy
 computes constants."""
 LOADED = time.time()
@@ -53,14 +54,14 @@ def software_digest() -> str | None:
         return None
     versions = [f"{name} {_version(name)}" for name in DISTRIBUTIONS]
     python = ".".join(map(str, sys.version_info[:3]))
-    lines = [sources, *versions, f"python {python}", platform.machine(), sys.byteorder]
+    lines = [sources, VERSION, *versions, f"python {python}", platform.machine(), sys.byteorder]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _version(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # a checkout on the import path, not installed: its sources count
+    except PackageNotFoundError:  # a checkout on the import path, not installed
         return "unknown"
 
 

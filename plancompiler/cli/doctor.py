@@ -25,9 +25,9 @@ from plancompiler.cli.options import json_option
 from plancompiler.cli.output import print_json, print_table
 from plancompiler.ir import DType
 from plancompiler.limits import time_limits
+from plancompiler.version import VERSION
 
 DISTRIBUTIONS = (
-    "plancompiler",
     "numpy",
     "grpcio",
     "protobuf",
@@ -81,7 +81,7 @@ def examine() -> list[Check]:
     """All checks, in the order of the report."""
     return [
         Check("python", "ok", f"{platform.python_version()} ({sys.executable})"),
-        Check("versions", "ok", ", ".join(map(_version, DISTRIBUTIONS))),
+        Check("versions", "ok", _versions()),
         Check("cpu", "ok", _cpus()),
         _needed("blas", _blas),
         _needed("shared memory", _shared_memory),
@@ -111,6 +111,10 @@ def _optional(name: str, look: Callable[[], str]) -> Check:
 
 def _reason(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _versions() -> str:
+    return ", ".join((f"plancompiler {VERSION}", *map(_version, DISTRIBUTIONS)))
 
 
 def _version(distribution: str) -> str:

@@ -18,6 +18,7 @@ from plancompiler.cli.early_signals import EXIT_INTERRUPTED, raise_on_signals
 from plancompiler.cli.output import configure_logging, end_results, print_note
 from plancompiler.errors import PlanCompilerError
 from plancompiler.lower.collector import collector_paused
+from plancompiler.version import VERSION
 
 COMMANDS = {
     "attach": "Follow a job of a master.",
@@ -118,9 +119,7 @@ def _explain(error: BaseException, text: str) -> None:
 @click.group(
     "plancompiler", cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"]}
 )
-@click.version_option(
-    package_name="plancompiler", prog_name="plancompiler", message="%(prog)s %(version)s"
-)
+@click.version_option(VERSION, prog_name="plancompiler", message="%(prog)s %(version)s")
 def cli() -> None:
     """Turn a Python program with device placements into one static plan per rank, and run it.
 

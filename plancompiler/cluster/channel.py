@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import hmac
-import importlib.metadata
 import logging
 import secrets
 import socket
@@ -127,12 +125,6 @@ class TlsFiles:
                     "a TLS file cannot be read", got=f"{path}: {error.strerror}"
                 ) from error
         return contents[0], contents[1], contents[2]
-
-
-@functools.cache  # each submission asks, and it reads files
-def software_version() -> str:
-    """The version of this installation."""
-    return importlib.metadata.version("plancompiler")
 
 
 def check_exposure(address: str, tls: TlsFiles | None, insecure: bool) -> None:

@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import version as version_of
 from os import PathLike
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from plancompiler.plan.plan import Plan
 from plancompiler.plan.serde import plan_from_bytes, plan_to_bytes
 from plancompiler.plan.text import format_plan
 from plancompiler.plan.verify import verify_plan, verify_plans
+from plancompiler.version import VERSION
 
 INDEX_FILE = "plans.json"
 GRAPH_FILE = "boxing_task_graph.bin"
@@ -81,7 +81,7 @@ class CompiledPlans:
             files[f"rank_{rank}.txt"] = format_plan(plan).encode()
         index = {
             "format": _FORMAT,
-            "version": version_of("plancompiler"),
+            "version": VERSION,
             "job": self.job.name,
             "ranks": self.world_size,
             "digest": self.digest,
@@ -153,7 +153,7 @@ def _plan_file(rank: int) -> str:
 
 
 def _check_version(index: JsonObject) -> None:
-    own, written = version_of("plancompiler"), index.text("version")
+    own, written = VERSION, index.text("version")
     if index.get("format") != _FORMAT or written.split(".")[:2] != own.split(".")[:2]:
         raise VersionError(
             "the plans were written by another version of plancompiler",

@@ -20,7 +20,6 @@ from plancompiler.cluster.channel import (
     call_error,
     connect_master,
     sign_in,
-    software_version,
 )
 from plancompiler.cluster.checked import Sent
 from plancompiler.cluster.chunks import (
@@ -88,6 +87,7 @@ from plancompiler.running.watched_job import (
     describe_job,
     job_request,
 )
+from plancompiler.version import VERSION
 
 Folder = str | PathLike[str]
 _TRANSFER_SECONDS = time_limits.TRANSFER
@@ -365,7 +365,7 @@ class Client(Closing):
 
     def _submit(self, job: Job, request: JobRequest, key: str) -> int:
         header = encode(pb.SubmitHeader, request)
-        header.version = software_version()
+        header.version = VERSION
         header.key = key
         chunks = to_chunks(job_to_bytes(job), compress=True)
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plancompiler.cluster.channel import software_version
 from plancompiler.cluster.chunks import Reservation, UploadBudget
 from plancompiler.cluster.messages import JobPhase, JobRequest, Register, Run
 from plancompiler.errors import RankError
@@ -21,6 +20,7 @@ from plancompiler.master.job_queue import JobQueue
 from plancompiler.master.records import JobRecord, Worker
 from plancompiler.master.slot_choice import choose_slots
 from plancompiler.plan.job_serde import job_to_bytes
+from plancompiler.version import VERSION
 from tests.cluster.simulated import ALL_GOOD, Choice, SimulatedCluster, cluster_of, drop_work, until
 from tests.examples import mlp
 
@@ -228,10 +228,10 @@ def test_a_submission_costs_the_same_however_many_jobs_wait() -> None:
     data = job_to_bytes(job)
 
     async def calls_of_submissions() -> list[int]:
-        shell = MasterShell(1, software_version(), Limits(), None)
+        shell = MasterShell(1, VERSION, Limits(), None)
         shell.start()
         connection = shell.connect()
-        register = Register(0, "host", "cpu", software_version())
+        register = Register(0, "host", "cpu", VERSION)
         shell.from_worker(connection, FromWorker(connection.number, register))
         calls = []
         for number in range(400):

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from plancompiler.cluster.channel import software_version
 from plancompiler.cluster.checked import Sent
 from plancompiler.cluster.chunks import to_chunks
 from plancompiler.cluster.codec import encode
@@ -36,6 +35,7 @@ from plancompiler.plan.job_serde import job_to_bytes
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import ClientStub
 from plancompiler.running.client import Client
+from plancompiler.version import VERSION
 from plancompiler.worker.events import Exit, FromMaster, MasterGone, Reconnect, WorkerTick
 from plancompiler.worker.state import WorkerState
 from tests.cluster.conftest import Workers, signed_in
@@ -230,7 +230,7 @@ def test_a_submission_that_comes_twice_is_one_job(tmp_path: Path) -> None:
 
     def messages(key: str) -> Iterator[pb.SubmitRequest]:
         header = encode(pb.SubmitHeader, JobRequest(1))
-        header.version, header.key = software_version(), key
+        header.version, header.key = VERSION, key
         sent = Sent()
         yield sent(pb.SubmitRequest(header=header))
         for chunk in to_chunks(job_to_bytes(job)):
@@ -284,7 +284,7 @@ def test_a_master_ends_where_it_cannot_clean_its_journal(
 ) -> None:
     """Outputs beyond what it keeps, jobs that are long over, commands that were confirmed."""
     path = tmp_path / "journal"
-    Journal(path, software_version(), 1).close()
+    Journal(path, VERSION, 1).close()
     database = sqlite3.connect(path)
     database.execute(
         f"create trigger full before delete on {table} begin select raise(fail, 'disk full'); end"

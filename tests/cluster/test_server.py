@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from plancompiler.cluster.channel import MAX_MESSAGE_BYTES, call_error, software_version
+from plancompiler.cluster.channel import MAX_MESSAGE_BYTES, call_error
 from plancompiler.cluster.checked import Sent
 from plancompiler.cluster.chunks import MAX_JOB_BYTES, to_chunks
 from plancompiler.cluster.codec import decode
@@ -36,6 +36,7 @@ from plancompiler.plan.job_serde import job_to_bytes
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import ClientStub, TransferStub, WorkerStub
 from plancompiler.running.client import Client
+from plancompiler.version import VERSION
 from plancompiler.worker.agent import run_worker
 from tests.cluster.certificates import tls
 from tests.cluster.conftest import Workers, signed_in
@@ -69,7 +70,7 @@ def test_workers_register_and_leave(server: MasterServer, workers: Workers) -> N
         status = client.status()
         assert status.world_size == 2
         assert {worker.host for worker in status.workers} == {socket.gethostname()}
-        assert {worker.version for worker in status.workers} == {software_version()}
+        assert {worker.version for worker in status.workers} == {VERSION}
         first.stop()
         wait_for_ranks(client, [1])
         second.stop()
@@ -132,7 +133,7 @@ def test_a_worker_that_falls_silent_is_lost() -> None:
             ended = threading.Event()
 
             def messages() -> Iterator[pb.WorkerMessages]:
-                register = pb.WorkerMessage(register=pb.Register(version=software_version()))
+                register = pb.WorkerMessage(register=pb.Register(version=VERSION))
                 yield Sent()(pb.WorkerMessages(messages=[register]))
                 ended.wait(SECONDS)  # no heartbeat, and the stream stays open on this side
 
@@ -165,7 +166,7 @@ def submit_raw(address: str, *messages: pb.SubmitRequest) -> None:
 
 
 def test_submissions_that_are_not_what_they_claim(server: MasterServer) -> None:
-    header = pb.SubmitRequest(header=pb.SubmitHeader(version=software_version(), steps=1))
+    header = pb.SubmitRequest(header=pb.SubmitHeader(version=VERSION, steps=1))
     old = pb.SubmitRequest(header=pb.SubmitHeader(version="0.0.1"))
     garbage = pb.SubmitRequest(chunk=to_chunks(b"garbage")[0])
     huge = pb.SubmitRequest(chunk=pb.Chunk(data=b"x", wire_bytes=MAX_JOB_BYTES + 1))
@@ -173,7 +174,7 @@ def test_submissions_that_are_not_what_they_claim(server: MasterServer) -> None:
         chunk=pb.Chunk(data=b"x", wire_bytes=1, raw_bytes=1 << 60, compression=1)
     )
     cut = pb.SubmitRequest(chunk=pb.Chunk(data=b"x", wire_bytes=2, raw_bytes=2))
-    mode = pb.SubmitRequest(header=pb.SubmitHeader(version=software_version(), mode="fast"))
+    mode = pb.SubmitRequest(header=pb.SubmitHeader(version=VERSION, mode="fast"))
     for messages, error, said in (
         ((), WireFormatError, "header"),
         ((garbage,), WireFormatError, "header"),
@@ -192,7 +193,7 @@ def test_submissions_that_are_not_what_they_claim(server: MasterServer) -> None:
 
 def test_messages_without_a_check_are_refused(server: MasterServer) -> None:
     """Only the version is read before: who has another one hears of that."""
-    version = software_version()
+    version = VERSION
     header = pb.SubmitHeader(version=version, steps=1)
     with signed_in(server.address) as channel:
         client, worker = ClientStub(channel), WorkerStub(channel)
@@ -232,7 +233,7 @@ def test_messages_without_a_check_are_refused(server: MasterServer) -> None:
 
 def test_uploads_give_back_what_they_hold_and_the_queue_has_an_end() -> None:
     data = job_to_bytes(mlp(ranks=1))
-    header = pb.SubmitRequest(header=pb.SubmitHeader(version=software_version(), steps=1))
+    header = pb.SubmitRequest(header=pb.SubmitHeader(version=VERSION, steps=1))
     job = pb.SubmitRequest(chunk=to_chunks(data)[0])
     with MasterServer(max_upload_bytes=len(data) + 10, max_queue=1) as server:
         for _ in range(3):

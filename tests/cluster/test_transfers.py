@@ -17,7 +17,6 @@ import pytest
 
 import plancompiler as pc
 from plancompiler.cluster import messages as m
-from plancompiler.cluster.channel import software_version
 from plancompiler.cluster.checked import Sent
 from plancompiler.cluster.chunks import (
     CHUNK_BYTES,
@@ -41,6 +40,7 @@ from plancompiler.master.transfers import Gate
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import WorkerStub
 from plancompiler.running.client import Client
+from plancompiler.version import VERSION
 from plancompiler.worker.local_copy import OfferedCopy, read_copy
 from plancompiler.worker.transfer import Interruption, Transfers
 from tests.cluster.conftest import Workers, signed_in
@@ -90,7 +90,7 @@ class LightWorker:
         self.interruption = Interruption()
         self.session = self._channel.session
         self.transfers = Transfers(address, None, self.interruption, self.session)
-        self.send(m.Register(rank, host, "cpu", software_version()))
+        self.send(m.Register(rank, host, "cpu", VERSION))
         registered = self.next(m.Registered)
         self.token, self.rank = registered.token, registered.slot
 

@@ -6,11 +6,12 @@ import os
 import re
 import stat
 import subprocess
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from plancompiler.version import VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -64,5 +65,4 @@ def test_shell_scripts_parse(script: str) -> None:
 
 
 def test_the_changelog_has_the_version_of_the_package() -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert re.search(rf"^## \[{re.escape(version)}\]", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert re.search(rf"^## \[{re.escape(VERSION)}\]", (ROOT / "CHANGELOG.md").read_text(), re.M)
