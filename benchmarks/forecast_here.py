@@ -123,10 +123,16 @@ def _imported(dim: int, batch: int, ranks: int) -> pc.Job:
     import transformers  # noqa: PLC0415  # likewise
 
     length, vocabulary = 48, 256
-    sizes = {"n_layer": 2, "n_embd": dim, "n_head": 4, "vocab_size": vocabulary}
-    without = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
     config = transformers.GPT2Config(
-        n_positions=length, tie_word_embeddings=False, **sizes, **without
+        vocab_size=vocabulary,
+        n_positions=length,
+        n_embd=dim,
+        n_layer=2,
+        n_head=4,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        tie_word_embeddings=False,
     )
     torch.manual_seed(0)
     ids = torch.randint(0, vocabulary, (batch, length))
