@@ -127,7 +127,7 @@ def test_a_message_that_does_not_parse_is_refused(worlds):
         torn[place] ^= 0x15
         results: dict[int, MessageWorldLink] = {}
         for rank in range(2):
-            results[rank] = MessageWorldLink(MessageLink(rank, Wire(rank, results)), 2, 0.1)
+            results[rank] = MessageWorldLink(MessageLink(rank, Wire(rank, results)), 2, 0.01)
         results[1].link.receive(0, bytes(torn))
         with suppress(PlanCompilerError):  # of whatever kind; any other error is a fault
             results[1].rendezvous((0, 1)).publish("a call", (), "showing")

@@ -95,7 +95,9 @@ def few_objects_to_collect() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.unfreeze()
+        gc.unfreeze()  # also what conftest.py froze, so that all of it is again
+        gc.collect()
+        gc.freeze()
 
 
 def arrays_of(operands: tuple[Operand, ...]) -> list[np.ndarray]:
@@ -136,6 +138,7 @@ def measured(
                 context.input_regions, context.output_regions = regions[context.microbatch]
             kernel(context, given, made)
 
+    gc.freeze()  # so that collections look at what this call makes
     tracemalloc.start()
     try:
         with np.errstate(all="ignore"):

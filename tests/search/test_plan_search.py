@@ -177,6 +177,24 @@ def test_estimates_are_near_forecasts():
 
 
 @pytest.mark.slow
+def test_layouts_split_no_rows_that_micro_batches_do_not_have():
+    """Three rows on four devices would leave one without work, and others with more of it."""
+    _, plans = wide_model()
+    few = [each for each in plans if 48 // each.shape[0] // each.settings["microbatches"] == 3]
+    assert {each.shape[1] for each in few} > {4, 8}
+    for plan in few:
+        if plan.shape[1] > 1:
+            layouts = plan.inner.layouts()
+            assert not any(
+                str(layouts[value.name][1]) == "S(0)"
+                for op in plan.inner.job.ops
+                if op.origin.phase is Phase.FORWARD
+                for value in op.outputs
+                if value.shape[:2] == (48, 1024)
+            )
+
+
+@pytest.mark.slow
 def test_estimates_of_small_plans_count_what_each_message_starts_with():
     """Without it those with a pipeline, ZeRO or micro-batches were said to take half as long."""
     job = language_model((4,), 4, replace(AUTO, machine="h100-sxm"))
@@ -215,24 +233,6 @@ def test_plans_that_cannot_be_compiled_are_not_estimated():
     plans = plan_estimates(masked, 1e15)
     assert {each.settings["microbatches"] for each in plans} == {1}
     assert {each.settings["zero"] for each in plans} == {0, 1, 2, 3}
-
-
-@pytest.mark.slow
-def test_layouts_split_no_rows_that_micro_batches_do_not_have():
-    """Three rows on four devices would leave one without work, and others with more of it."""
-    _, plans = wide_model()
-    few = [each for each in plans if 48 // each.shape[0] // each.settings["microbatches"] == 3]
-    assert {each.shape[1] for each in few} > {4, 8}
-    for plan in few:
-        if plan.shape[1] > 1:
-            layouts = plan.inner.layouts()
-            assert not any(
-                str(layouts[value.name][1]) == "S(0)"
-                for op in plan.inner.job.ops
-                if op.origin.phase is Phase.FORWARD
-                for value in op.outputs
-                if value.shape[:2] == (48, 1024)
-            )
 
 
 @pytest.mark.slow

@@ -224,7 +224,7 @@ def host_text(code: str) -> str:
             f"unsigned shared, void** p) {{ run(x, y, z, threads, shared, [&] {{ {name}({given}); "
             "}); }"
         )
-    return "\n".join([PRELUDE, code, *launchers])
+    return "\n".join([code, *launchers])
 
 
 class Emulated(StrictNamespace):
@@ -245,17 +245,19 @@ class Emulated(StrictNamespace):
         self.launched.append(name)
         call(*map(ctypes.c_uint, (x, y, z, threads, shared)), ctypes.c_void_p(parameters))
 
+    def _compile(self, *arguments):
+        subprocess.run([COMPILER, "-std=c++17", "-fPIC", "-O1", "-w", *arguments], check=True)
+
     def RawModule(self, code, options):  # noqa: N802  (CuPy's name)
+        prelude = self._folder / "prelude.h"
+        if not prelude.exists():  # compiled, too: most kernels are shorter than what it includes
+            prelude.write_text(PRELUDE)
+            self._compile("-x", "c++-header", prelude, "-o", f"{prelude}.gch")
         stem = self._folder / hashlib.sha256(code.encode()).hexdigest()[:16]
         stem.with_suffix(".cpp").write_text(host_text(code))
-        subprocess.run(
-            [
-                *(COMPILER, "-std=c++17", "-shared", "-fPIC", "-O1", "-w"),
-                *("-o", stem.with_suffix(".so"), stem.with_suffix(".cpp")),
-            ],
-            check=True,
-        )
-        library = ctypes.CDLL(str(stem.with_suffix(".so")))
+        source, library_file = stem.with_suffix(".cpp"), stem.with_suffix(".so")
+        self._compile("-include", prelude, "-shared", source, "-o", library_file)
+        library = ctypes.CDLL(str(library_file))
 
         def get_function(name):
             call = getattr(library, f"host_{name}")
