@@ -1,15 +1,16 @@
 """Steps of searched layouts beside those of the layouts that people write, on two ranks here.
 
-    python -m benchmarks.search_measured [--machine here.toml] [--only NAME …] [--rounds 9]
-                                         [--backend threads|processes] [--force]
+    python -m benchmarks.search_measured [--machine here.toml] [--only NAME …] [--force]
+                                         [--backend threads|processes] [--starts 3] [--rounds 3]
 
 Without a machine file it calibrates first. The layouts of a job are all started; then they take
-turns, some steps at a time, so that what disturbs the machine disturbs all of them. Layouts that
-compile to the same plans are run once. Prints a JSON line per job: of each layout the median over
-turns of the median step, and the ratio of the chosen layout's step to that of the fastest written
-by hand, the median over turns. Which one is the fastest is told by the other turns, every second
-one: the least of several medians would be too low by chance. The last line has the median and the
-worst of these ratios. Goal: 1.03 and 1.10. Losses of a job must be the same in all layouts.
+turns, some steps at a time, so that what disturbs the machine disturbs all of them. All that is
+done several times, as the same job may be faster or slower by a tenth each time that it is started.
+Layouts that compile to the same plans are run once. Prints a JSON line per job: of each layout the
+median over turns of the median step, and the ratio of the chosen layout's step to that of the
+fastest written by hand, the median over turns. Which one is the fastest is told by the other
+starts: the least of several medians would be too low by chance. The last line has the median and
+the worst of these ratios. Goal: 1.03 and 1.10. Losses of a job must be the same in all layouts.
 `cpu_ms` is what ranks that are threads spend on the CPU per step, all together and without waiting:
 a machine that is busy changes it little.
 """
@@ -25,6 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -298,8 +300,60 @@ def ways_of(name: str, machine: str) -> dict[str, pc.Job]:
     return ways
 
 
-def measure(name: str, machine: str, backend: str, rounds: int) -> dict[str, Any]:
-    """All layouts of a job, in turns."""
+@dataclass
+class Measured:
+    """What was measured of a job in one layout."""
+
+    losses: list[float]
+    """Of the first steps."""
+    seconds: list[list[float]] = field(default_factory=list)
+    """Medians of a step, by start and turn."""
+    cpu: list[float] = field(default_factory=list)
+    """Seconds per step on the CPU, by turn."""
+
+    def all_turns(self) -> list[float]:
+        return [each for of_start in self.seconds for each in of_start]
+
+    def median(self, without: int | None = None) -> float:
+        """Seconds of a step, over all turns, or without those of one start."""
+        starts = [each for start, each in enumerate(self.seconds) if start != without]
+        return statistics.median(each for of_start in starts for each in of_start)
+
+
+def run_in_turns(
+    jobs: Mapping[str, pc.Job], feeds: Mapping[str, Any], backend: str, options: argparse.Namespace
+) -> dict[str, Measured]:
+    """Start all jobs, several times, and let them take turns."""
+    known: dict[str, Measured] = {}
+    for _ in range(options.starts):
+        with ExitStack() as stack:
+            sessions = {
+                way: stack.enter_context(pc.run(job, RANKS, backend)) for way, job in jobs.items()
+            }
+            steps: dict[str, int] = {}
+            for way, session in sessions.items():
+                losses = [float(session.step(**feeds)["loss"]) for _ in range(WARM_STEPS)]
+                known.setdefault(way, Measured(losses)).seconds.append([])
+                begin = time.perf_counter()
+                session.step(**feeds)
+                steps[way] = max(2, int(TURN_SECONDS / (time.perf_counter() - begin)))
+            gc.collect()
+            for turn in range(options.rounds):
+                order = list(sessions)
+                for way in order if turn % 2 else reversed(order):
+                    sessions[way].step(**feeds)
+                    spent, before = [], time.process_time()
+                    for _ in range(steps[way]):
+                        begin = time.perf_counter()
+                        sessions[way].step(**feeds)
+                        spent.append(time.perf_counter() - begin)
+                    known[way].cpu.append((time.process_time() - before) / steps[way])
+                    known[way].seconds[-1].append(statistics.median(spent))
+    return known
+
+
+def measure(name: str, machine: str, backend: str, options: argparse.Namespace) -> dict[str, Any]:
+    """All layouts of a job."""
     ways = ways_of(name, machine)
     searched = search_layouts(run_passes(ways["auto"])[0])
     rng = np.random.default_rng(3)
@@ -311,58 +365,37 @@ def measure(name: str, machine: str, backend: str, rounds: int) -> dict[str, Any
             feeds[str(op.attr("name"))] = (
                 rng.normal(size=shape).astype(np.float32) if floats else rng.integers(0, 16, shape)
             )
-    with ExitStack() as stack:
-        sessions: dict[str, pc.Session] = {}
-        losses: dict[str, list[float]] = {}
-        steps: dict[str, int] = {}
-        way_of: dict[str, str] = {}
-        same = {}
-        for way, job in ways.items():
-            digest = digest_of_plans(compile_plans(job, RANKS).plans)
-            same[way] = way_of.setdefault(digest, way)
-            if same[way] != way:
-                continue
-            session = sessions[way] = stack.enter_context(pc.run(job, RANKS, backend))
-            losses[way] = [float(session.step(**feeds)["loss"]) for _ in range(WARM_STEPS)]
-            begin = time.perf_counter()
-            session.step(**feeds)
-            steps[way] = max(2, int(TURN_SECONDS / (time.perf_counter() - begin)))
-        seconds: dict[str, list[float]] = {way: [] for way in sessions}
-        cpu: dict[str, list[float]] = {way: [] for way in sessions}
-        gc.collect()
-        for turn in range(rounds):
-            order = list(sessions)
-            for way in order if turn % 2 else reversed(order):
-                sessions[way].step(**feeds)
-                spent, before = [], time.process_time()
-                for _ in range(steps[way]):
-                    begin = time.perf_counter()
-                    sessions[way].step(**feeds)
-                    spent.append(time.perf_counter() - begin)
-                cpu[way].append((time.process_time() - before) / steps[way])
-                seconds[way].append(statistics.median(spent))
-    by_hand = {way: seconds[run] for way, run in same.items() if way != "auto"}
-    best = fastest(by_hand)
-    # Each half of the turns tells the fastest for the other half.
-    ratios = [
-        chosen / by_hand[of_others][turn]
-        for half in (0, 1)
-        for of_others in [fastest({way: each[1 - half :: 2] for way, each in by_hand.items()})]
-        for turn, chosen in enumerate(seconds["auto"])
-        if turn % 2 == half
-    ]
-    medians = {way: statistics.median(seconds[run]) for way, run in same.items()}
+    way_of: dict[str, str] = {}
+    same = {
+        way: way_of.setdefault(digest_of_plans(compile_plans(job, RANKS).plans), way)
+        for way, job in ways.items()
+    }
+    known = run_in_turns({way: ways[way] for way in way_of.values()}, feeds, backend, options)
+    chosen = known["auto"]
+    by_hand = {way: known[run] for way, run in same.items() if way != "auto"}
+    ratios = []
+    for start in range(options.starts):
+        # Without this start, unless it is the only one.
+        without = start if options.starts > 1 else None
+        fastest = min(by_hand.values(), key=lambda each: each.median(without))
+        ratios += [
+            one / other
+            for one, other in zip(chosen.seconds[start], fastest.seconds[start], strict=True)
+        ]
+    medians = {way: known[run].median() for way, run in same.items()}
     return {
         "benchmark": "search_measured",
         "job": name,
         "backend": backend,
         "ms": _milliseconds(medians),
-        "cpu_ms": _milliseconds({way: statistics.median(each) for way, each in cpu.items()})
+        "cpu_ms": _milliseconds({way: statistics.median(each.cpu) for way, each in known.items()})
         if backend == "threads"
         else None,
-        "best_by_hand": best,
+        "best_by_hand": min(by_hand, key=medians.__getitem__),
         "ratio": round(statistics.median(ratios), 3),
-        "noise": round(statistics.median(abs(a / medians["auto"] - 1) for a in seconds["auto"]), 3),
+        "noise": round(
+            statistics.median(abs(each / medians["auto"] - 1) for each in chosen.all_turns()), 3
+        ),
         "objective_ms": round(searched.objective_seconds * 1e3, 3),
         "gap": round(searched.gap, 5),
         "inputs": {
@@ -371,15 +404,10 @@ def measure(name: str, machine: str, backend: str, rounds: int) -> dict[str, Any
             if op.kind in ("input", "variable") and not str(op.attr("name")).count("moment")
         },
         "equal_losses": all(
-            np.allclose(each, losses["auto"], rtol=LOSSES) for each in losses.values()
+            np.allclose(each.losses, chosen.losses, rtol=LOSSES) for each in known.values()
         ),
         "load": round(os.getloadavg()[0], 1),
     }
-
-
-def fastest(seconds: Mapping[str, list[float]]) -> str:
-    """The layout of the least median."""
-    return min(seconds, key=lambda way: statistics.median(seconds[way]))
 
 
 def _milliseconds(seconds: Mapping[str, float]) -> dict[str, float]:
@@ -391,7 +419,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--machine", type=Path)
     parser.add_argument("--only", nargs="*", default=list(JOBS))
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--starts", type=int, default=3, help="of each layout of a job")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of a layout after each start")
     parser.add_argument("--backend", nargs="*", default=["threads", "processes"])
     parser.add_argument("--force", action="store_true", help="calibrate on a busy machine, too")
     options = parser.parse_args()
@@ -403,7 +432,7 @@ def main() -> None:
     ratios, equal = [], True
     for backend in options.backend:
         for name in options.only:
-            row = measure(name, machine, backend, options.rounds)
+            row = measure(name, machine, backend, options)
             print(json.dumps(row), flush=True)
             ratios.append(row["ratio"])
             equal &= row["equal_losses"]
