@@ -95,7 +95,7 @@ def _steps(
     steps = layout_steps(hierarchy, even, apart, partials, links)
     # Each step is a task of its own, also where it copies next to nothing. A collective runs on
     # another stream, which waits for what it is given, as others do for what it makes.
-    host, launch = links.machine.host, links.machine.device.launch_seconds
+    host = links.machine.host
     turn = {TaskKind.COLLECTIVE_BOXING: host.task_seconds + 2 * host.wake_seconds}
     number_of: dict[NdSbp, int] = {}
     for step in steps:
@@ -108,7 +108,7 @@ def _steps(
         np.array([number_of[step.after] for step in steps], int),
         np.array(
             [
-                (step.cost.start + turn.get(step.kind, host.task_seconds + launch))
+                (step.cost.start + turn.get(step.kind, host.task_seconds))
                 * (starting if step.primitive in FUSED else 1.0)
                 for step in steps
             ]
