@@ -59,12 +59,12 @@ MODELS: dict[str, dict[str, Any]] = {
 """The published sizes of Llama 3."""
 
 
-def imported(name: str, batch: int) -> tuple[pc.nn.Module, Any, dict[str, Any]]:
-    """An imported model, its configuration, and what the import took."""
+def imported(name: str, batch: int, **changes: Any) -> tuple[pc.nn.Module, Any, dict[str, Any]]:
+    """An imported model, its configuration with these changes, and what the import took."""
     import torch  # noqa: PLC0415  # the parent process does without
     import transformers  # noqa: PLC0415  # likewise
 
-    config = transformers.LlamaConfig(**MODELS[name])
+    config = transformers.LlamaConfig(**MODELS[name] | changes)
     before = rss_mib()
     with torch.device("meta"):
         module: Any = transformers.LlamaForCausalLM(config)
