@@ -66,9 +66,9 @@ def imported(name: str, batch: int, **changes: Any) -> tuple[pc.nn.Module, Any, 
 
     config = transformers.LlamaConfig(**MODELS[name] | changes)
     before = rss_mib()
+    made_by: Any = transformers.AutoModelForCausalLM  # the class alone ignores the dtype
     with torch.device("meta"):
-        module: Any = transformers.LlamaForCausalLM(config)
-        module.eval()
+        module = made_by.from_config(config).eval()
         example = {
             "input_ids": torch.zeros(batch, LENGTH, dtype=torch.long),
             "labels": torch.zeros(batch, LENGTH, dtype=torch.long),

@@ -6,14 +6,14 @@
 Prints one JSON line per number of layers of a Llama 8B, in bfloat16 and with one sequence per
 device: medians of seconds, of both in turns and each in a process of its own, from PyTorch's module
 to layouts. Ours are those of `torch.export`, of the rest of the import, of tracing the job, and of
-passes and search. Of both, batches are split along the first axis alone, and parameters are in as
-many pieces as can be, as AutoParallel's examples ask for. Its program has forward and backward
-computation; our job has the updates of AdamW, too. Objectives are not of one machine: each counts
-by its own figures of H100s.
+passes and search. Of both, batches are given split along the first axis alone, and parameters are
+in as many pieces as can be, as AutoParallel's examples ask for; of ours only large ones. Its
+program has forward and backward computation; our job has the updates of AdamW, too. Objectives are
+not of one machine: each counts by its own figures of H100s.
 
-Collectives are those of a step, per layer: of ours in a repeated block, of theirs what a layer more
-adds, so they are in rows after the first. benchmarks/peers/torch_autoparallel.py says how the peer
-is installed. Here PyTorch and transformers are needed as `scripts/test --importers` installs them.
+Rows after the first have the collectives that one more layer adds to a step, before any of them are
+joined in buckets. benchmarks/peers/torch_autoparallel.py says how the peer is installed. Here
+PyTorch and transformers are needed as `scripts/test --importers` installs them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from benchmarks.import_llama import LENGTH, MODELS, imported, median_row
 from plancompiler.lower.collector import collector_paused
 from plancompiler.passes import run_passes
 from plancompiler.search.layout_search import search_layouts
-from plancompiler.search.mesh_search import collectives_per_block
+from plancompiler.search.mesh_search import collectives
 
 PEER = Path(__file__).resolve().parent / "peers" / "torch_autoparallel.py"
 MODEL = "8b"
@@ -76,7 +76,7 @@ def searched(layers: int, mesh: tuple[int, ...], machine: str) -> Row:
         "variables": result.variables,
         "objective_seconds": result.objective_seconds,
         "gap": result.gap,
-        "collectives_per_layer": dict(collectives_per_block(result).counts),
+        "collectives": collectives(result, result.layouts()),
     }
 
 
@@ -112,7 +112,7 @@ def main() -> None:
         return
     if options.peer_python is None:
         parser.error("--peer-python names the interpreter that has AutoParallel")
-    fewer: tuple[int, Row] | None = None
+    fewer: tuple[int, list[Row]] | None = None
     for layers in map(int, options.layers.split(",")):
         child = [sys.executable, "-m", "benchmarks.search_autoparallel", "--child"]
         child += ["--layers", str(layers), "--mesh", options.mesh, "--machine", options.machine]
@@ -121,13 +121,14 @@ def main() -> None:
             for _ in range(options.runs)
         ]
         ours, theirs = (median_row(list(each)) for each in zip(*rows, strict=True))
-        counts = theirs.pop("collectives")
+        counts = [each.pop("collectives") for each in (ours, theirs)]
         if fewer is not None:
             before, known = fewer
-            theirs["collectives_per_layer"] = {
-                kind: round((counts.get(kind, 0) - known.get(kind, 0)) / (layers - before), 2)
-                for kind in sorted(counts | known)
-            }
+            for each, more, less in zip((ours, theirs), counts, known, strict=True):
+                each["collectives_per_layer"] = {
+                    kind: round((more.get(kind, 0) - less.get(kind, 0)) / (layers - before), 2)
+                    for kind in sorted(more | less)
+                }
         fewer = layers, counts
         head = {"benchmark": "search_autoparallel", "layers": layers, "mesh": options.mesh}
         ratio = round(ours["seconds"] / theirs["seconds"], 3)

@@ -60,13 +60,14 @@ def collectives_per_block(result: LayoutSearch) -> BlockCollectives:
     counts = Counter(times.values())
     counts.pop(1, None)
     if not counts:
-        return BlockCollectives(1, _collectives(result, times))
+        return BlockCollectives(1, collectives(result, times))
     blocks = max(counts, key=lambda each: (counts[each], each))
-    inside = _collectives(result, [name for name, count in times.items() if count == blocks])
+    inside = collectives(result, [name for name, count in times.items() if count == blocks])
     return BlockCollectives(blocks, {kind: count / blocks for kind, count in inside.items()})
 
 
-def _collectives(result: LayoutSearch, names: Iterable[str]) -> dict[str, float]:
+def collectives(result: LayoutSearch, names: Iterable[str]) -> dict[str, float]:
+    """Those that values with these names go through, by primitive."""
     job, chosen = result.job, set(names)
     machine = machine_of_job(job)
     made = result.layouts()
