@@ -17,8 +17,8 @@ the model, weights of one dtype, and what makes it run without a GPU:
 
 No tensor has storage, and the process group is a fake one. Needs PyTorch, transformers and
 AutoParallel, which has no releases: `pip install torch==2.13.0 transformers==5.23.0`, and `pip
-install` of a checkout of github.com/meta-pytorch/autoparallel (measured: a54c252 of June 2026), in
-an environment of its own.
+install` of a checkout of its repository, meta-pytorch/autoparallel (measured: a54c252 of June
+2026), in an environment of its own.
 """
 
 from __future__ import annotations
