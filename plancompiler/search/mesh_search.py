@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plancompiler.boxing.planner import BoxingStep, boxing_path
@@ -51,46 +51,47 @@ class BlockCollectives:
 
 
 def collectives_per_block(result: LayoutSearch) -> BlockCollectives:
-    """The collectives of a block: of values that as many others are like as the model has blocks.
+    """The collectives of a block: of values that about as many others are like as the model has
+    blocks, or as often as there are of them in a block. Blocks near an end may differ.
 
     What a block does to parameters and gradients is among them.
     """
-    groups = tie_ops(result.job, ROUNDS[0]).groups
-    times = {name: len(group.names) for group in groups for name in group.names}
-    counts = Counter(times.values())
+    of_values = collectives(result)
+    groups = [group.names for group in tie_ops(result.job, ROUNDS[0]).groups]
+    counts = Counter(len(names) for names in groups for _ in names)
     counts.pop(1, None)
-    if not counts:
-        return BlockCollectives(1, collectives(result, times))
-    blocks = max(counts, key=lambda each: (counts[each], each))
-    inside = collectives(result, [name for name, count in times.items() if count == blocks])
-    return BlockCollectives(blocks, {kind: count / blocks for kind, count in inside.items()})
+    blocks = max(counts, key=lambda each: (counts[each], each), default=1)
+    inside: dict[str, float] = {}
+    for names in groups:
+        if 2 * len(names) > blocks:
+            in_block = round(len(names) / blocks)
+            for kind, count in sum((of_values[name] for name in names), Counter()).items():
+                inside[kind] = inside.get(kind, 0.0) + count * in_block / len(names)
+    return BlockCollectives(blocks, inside)
 
 
-def collectives(result: LayoutSearch, names: Iterable[str]) -> dict[str, float]:
-    """Those that values with these names go through, by primitive."""
-    job, chosen = result.job, set(names)
+def collectives(result: LayoutSearch) -> dict[str, Counter[str]]:
+    """Those that each value goes through, by primitive."""
+    job = result.job
     machine = machine_of_job(job)
     made = result.layouts()
     wanted: dict[str, dict[NdSbp, None]] = {}
-    values = {value.name: value for op in job.ops for value in op.outputs}
     for op, signature in zip(job.ops, result.signatures, strict=True):
         for value, sbp in zip(op.inputs, signature.inputs, strict=True):
             wanted.setdefault(value.name, {})[sbp] = None
-    counts: Counter[str] = Counter()
-    for name, value in values.items():
-        if name not in chosen:
-            continue
+    counts: dict[str, Counter[str]] = {}
+    for value in (value for op in job.ops for value in op.outputs):
         steps: dict[tuple[NdSbp, NdSbp], BoxingStep] = {}
         links = links_of(machine, value.placement)
-        for sbp in wanted.get(name, ()):
+        for sbp in wanted.get(value.name, ()):
             if sbp.has_halo:
                 continue
             hierarchy = value.placement.hierarchy
-            for step in boxing_path(made[name], sbp, *value.type, hierarchy, links):
+            for step in boxing_path(made[value.name], sbp, *value.type, hierarchy, links):
                 steps[step.before, step.after] = step
-        counts.update(
+        counts[value.name] = Counter(
             str(step.primitive.name).lower()
             for step in steps.values()
             if step.kind is TaskKind.COLLECTIVE_BOXING
         )
-    return dict(counts)
+    return counts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -26,6 +27,7 @@ from plancompiler.search.layout_search import (
     search_layouts,
 )
 from plancompiler.search.linear_program import layout_problem, linear_program
+from plancompiler.search.mesh_search import collectives, collectives_per_block
 from plancompiler.search.tied_ops import tie_ops
 from plancompiler.search.whole_choices import least_of_whole_choices
 from tests.search.least_cost import combinations_of, least_by_elimination, least_of_all
@@ -239,6 +241,16 @@ def test_a_transformer_block_is_cut_as_people_cut_it():
         per_block.get(kind, 0) for kind in (Primitive.ALL_GATHER, Primitive.REDUCE_SCATTER)
     )
     assert whole + halves / 2 == 4, per_block
+
+
+@pytest.mark.parametrize("dim", [256, 4096])
+def test_the_collectives_of_a_block_are_those_that_one_more_adds(dim):
+    """Also of its weights, of which several are alike, and where blocks near an end differ."""
+    config = replace(AUTO, machine="a100-sxm")
+    more, less = (searched(transformer((4,), layers, config, dim)) for layers in (8, 7))
+    added = sum(collectives(more).values(), Counter()) - sum(collectives(less).values(), Counter())
+    assert added
+    assert collectives_per_block(more).counts == added
 
 
 def test_memory_is_kept_to_by_splitting_what_is_held():
