@@ -248,7 +248,7 @@ def test_what_is_changed_between_worker_and_master_is_an_error(
         assert len(list(client.submit(regression(1), 5))) == 5
         proxy.armed = True
         with pytest.raises(PlanCompilerError, match="was damaged, repeated or lost on its way"):
-            list(client.submit(regression(1), 5))
+            list(client.submit(regression(1), 50))  # the end is not in the changed piece
         assert proxy.altered
         error = worker.join()
         assert error is not None

@@ -197,7 +197,7 @@ def test_the_command_writes_the_page(tmp_path: Path) -> None:
     assert json.loads(page.scripts["forecast"]) == json.loads(done.stdout)
     words[-2] = str(tmp_path / "missing" / "report.html")
     done = CliRunner().invoke(cli, words)
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "report" in done.stderr
 
 
