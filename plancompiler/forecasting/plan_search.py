@@ -34,6 +34,8 @@ TIGHTENED = 3
 """Times that layouts are searched for, each with less memory, until the forecast fits."""
 MOST_TRIED = 3
 """Times the plans that are asked for: so many forecasts are made at most where few fit."""
+ROUGH = 1.6
+"""How many times a plan's memory its estimate may be, for all that is known of small models."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,8 @@ def search_plans(
     plans were estimated that were not. No forecast begins later than `seconds` from now, once one
     fits; by default what is forecast depends on the job alone, and not on the machine's speed.
 
-    UsageError where none fits that is tried: with the one that comes nearest, and the tensor that
-    is in its way.
+    UsageError where none fits that is tried: with the one that needs least, and the tensor that is
+    in its way.
     """
     end = None if seconds is None else time.monotonic() + seconds
     limit = machine_of_job(job).device.memory_bytes if memory_bytes is None else memory_bytes
@@ -102,7 +104,7 @@ def search_plans(
     if not fitting:
         if not plans and error is not None:
             raise error
-        raise _nothing_fits(min(plans, key=lambda plan: plan.forecast.worst.memory.total), limit)
+        raise _nothing_fits(plans, limit)
     # Of equals the simpler one: it comes first, and sorting is stable.
     return sorted(fitting, key=lambda plan: float(f"{plan.forecast.step_seconds:.9g}"))[:top]
 
@@ -164,26 +166,16 @@ def _estimated(
     )
     work = tried = 0
     done: set[object] = set()
-    estimates = plan_estimates(job, limit)
-    for number, estimate in enumerate(estimates):
-        key = estimate.stages, estimate.shape
+    estimates = [
+        each
+        for each in plan_estimates(job)
+        if not (others and each.stages == 1 and each.settings == _PLAIN)
+    ]
+
+    def plan_of(estimate: PlanEstimate) -> Plan | None:
+        nonlocal work, tried
         settings = estimate.settings
-        plain = estimate.stages == 1 and settings == _PLAIN
-        if key in done or (plain and others):
-            continue
-        if tried >= MOST_TRIED * top or len(done) >= top or estimate.seconds > 2 * fastest:
-            break
-        cost = len(job.ops) * (COMPILING + settings["microbatches"])
-        late = work + cost > MOST_WORK if end is None else time.monotonic() > end
-        if late and (fastest < float("inf") or work > 2 * MOST_WORK):
-            others_left = {(each.stages, each.shape) for each in estimates[number:]} - done
-            say(
-                f"not forecast: {len(estimates) - number} plans, with {len(others_left)} other "
-                f"meshes or numbers of stages; about {estimate.seconds:.3g} s and more by their "
-                "estimates"
-            )
-            break
-        tried, work = tried + 1, work + cost
+        tried, work = tried + 1, work + _work(job, estimate)
         say(
             f"plan {tried}: {estimate.stages} stages of {list(estimate.shape)} devices, "
             f"{settings['microbatches']} micro-batches, zero {settings['zero']}; about "
@@ -194,18 +186,58 @@ def _estimated(
         except PlanCompilerError as error:
             # A batch that does not divide so, say, or nothing that zero could split.
             say(f"plan {tried} is left out: {error.report.what}")
-            continue
+            return None
         fits = known.worst.memory.total <= limit
-        if fits:
-            done.add(key)
-            fastest = min(fastest, known.step_seconds)
-        yield Plan(known, estimate.inner, fits, estimate, settings)
+        return Plan(known, estimate.inner, fits, estimate, settings)
+
+    fitting = [each for each in estimates if each.memory_bytes <= limit]
+    looked: set[int] = set()
+    for number, estimate in enumerate(fitting):
+        key = estimate.stages, estimate.shape
+        if key in done:
+            continue
+        if tried >= MOST_TRIED * top or len(done) >= top or estimate.seconds > 2 * fastest:
+            break
+        late = work + _work(job, estimate) > MOST_WORK if end is None else time.monotonic() > end
+        if late and (fastest < float("inf") or work > MOST_WORK):
+            others_left = {(each.stages, each.shape) for each in fitting[number:]} - done
+            say(
+                f"not forecast: {len(fitting) - number} plans, with {len(others_left)} other "
+                f"meshes or numbers of stages; about {estimate.seconds:.3g} s and more by their "
+                "estimates"
+            )
+            break
+        looked.add(id(estimate))
+        plan = plan_of(estimate)
+        if plan is not None:
+            if plan.fits:
+                done.add(key)
+                fastest = min(fastest, plan.forecast.step_seconds)
+            yield plan
+    if fastest < float("inf"):
+        return
+    # Those that need least, until no other may need less than the best of them.
+    least, work = float("inf"), 0
+    for estimate in sorted(estimates, key=lambda each: (each.memory_bytes, each.seconds)):
+        if estimate.memory_bytes > ROUGH * least or work > MOST_WORK:
+            return
+        plan = None if id(estimate) in looked else plan_of(estimate)
+        if plan is not None:
+            least = min(least, plan.forecast.worst.memory.total)
+            yield plan
+            if plan.fits:
+                return
+
+
+def _work(job: Job, estimate: PlanEstimate) -> int:
+    return len(job.ops) * (COMPILING + int(estimate.settings["microbatches"]))
 
 
 _PLAIN = {"layout": "given", "memory_bytes": 0, "microbatches": 1, "zero": 0, "recompute": "none"}
 
 
-def _nothing_fits(plan: Plan, limit: float) -> UsageError:
+def _nothing_fits(plans: list[Plan], limit: float) -> UsageError:
+    plan = min(plans, key=lambda each: each.forecast.worst.memory.total)
     known = plan.forecast
     most = known.at_peak[0] if known.at_peak else None
     number = known.classes.index(known.worst)
@@ -224,7 +256,8 @@ def _nothing_fits(plan: Plan, limit: float) -> UsageError:
     return UsageError(
         "no plan that was tried fits the memory of a device",
         source=source or None,
-        got=f"{limit:.0f} bytes; the nearest plan takes {taken}, {taken / limit:.2f} times as much",
+        got=f"{limit:.0f} bytes; of {len(plans)} plans that were tried, the one that needs least "
+        f"takes {taken}, {taken / limit:.2f} times as much",
         expected=f"{plan.stages} stages of {list(plan.mesh)} devices ({known.job.config}) to fit; "
         f"most of a rank's memory is in the way as {where}, {size} bytes",
         hint="allow more memory or more devices, or make the model or the batch smaller",

@@ -93,10 +93,8 @@ class PlanEstimate:
         return placed
 
 
-def plan_estimates(job: Job, memory_bytes: float) -> list[PlanEstimate]:
-    """The plans of an open job that may fit devices of this memory, those with the shortest step
-    first; where none may, those that need least.
-    """
+def plan_estimates(job: Job) -> list[PlanEstimate]:
+    """The plans of an open job, those with the shortest step first."""
     machine = machine_of_job(job)
     devices = placement_of(job).size
     node = machine.node.devices or devices
@@ -114,11 +112,8 @@ def plan_estimates(job: Job, memory_bytes: float) -> list[PlanEstimate]:
             costs = _Costs(job, inner, machine, width, even, bool(batch))
             for stages in _divisors(devices // width):
                 plans += costs.plans(stages, devices // width // stages, cuts[stages])
-    fitting = [plan for plan in plans if plan.memory_bytes <= memory_bytes]
-    if not fitting:
-        return sorted(plans, key=lambda plan: (plan.memory_bytes, plan.seconds))
     # Of plans that take the same, the simpler one: it comes first, and sorting is stable.
-    return sorted(fitting, key=lambda plan: float(f"{plan.seconds:.6g}"))
+    return sorted(plans, key=lambda plan: float(f"{plan.seconds:.6g}"))
 
 
 def _inner_layouts(
