@@ -97,6 +97,8 @@ def _steps(
     # another stream, which waits for what it is given, as others do for what it makes.
     host = links.machine.host
     turn = {TaskKind.COLLECTIVE_BOXING: host.task_seconds + 2 * host.wake_seconds}
+    # Where that was measured, so was what it takes to call a kernel, even one that only copies.
+    call = host.task_seconds + (links.machine.device.launch_seconds if host.wake_seconds else 0.0)
     number_of: dict[NdSbp, int] = {}
     for step in steps:
         number_of.setdefault(step.before, len(number_of))
@@ -108,7 +110,7 @@ def _steps(
         np.array([number_of[step.after] for step in steps], int),
         np.array(
             [
-                (step.cost.start + turn.get(step.kind, host.task_seconds))
+                (step.cost.start + turn.get(step.kind, call))
                 * (starting if step.primitive in FUSED else 1.0)
                 for step in steps
             ]
