@@ -2,11 +2,11 @@
 
 The mean is a sum of terms that no machine undercuts: a start, and so much per operation and per
 byte, none below 0, by least squares of relative errors; of transport also so much per task before
-it. What is left of the measured points,
-in logarithms, is interpolated by kriging (Gaussian-process regression: C. E. Rasmussen and C. K. I.
-Williams, 2006, algorithm 2.1, with a squared exponential over logarithms of sizes). So near
-measured sizes a forecast follows what caches and narrow products do there; far from them it is the
-mean. How far a point reaches and how much it scatters are chosen by the marginal likelihood.
+it. What is left of the measured points, in logarithms, is interpolated by kriging (Gaussian-process
+regression: C. E. Rasmussen and C. K. I. Williams, 2006, algorithm 2.1, with a squared exponential
+over logarithms of sizes). So near measured sizes a forecast follows what caches and narrow products
+do there; far from them it is the mean. How far a point reaches and how much it scatters are chosen
+by the marginal likelihood.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class _Model:
     """A mean and what is left of it, fitted to points."""
 
     def __init__(self, points: tuple[tuple[Sizes, float], ...], computes: bool) -> None:
-        """`computes`: of kernels times grow with operations and rows beyond the measured ones. Of
+        """`computes`: of kernels times grow with operations beyond the measured ones. Of
         transport they stand for how late members may come, and only bytes go on to count.
         """
         sizes, seconds = _arrays(points)
