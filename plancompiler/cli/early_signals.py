@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
+
+from plancompiler.cli.interrupts import end, interrupt
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 """As shells have it; 128 + SIGTERM likewise."""
@@ -27,16 +28,12 @@ def raise_on_signals() -> None:
     nothing where `end_at_once_on_signals` was not called.
     """
     if signal.getsignal(signal.SIGINT) is _end_at_once:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, interrupt)
     if signal.getsignal(signal.SIGTERM) is _end_at_once:
-        signal.signal(signal.SIGTERM, _exit)
+        signal.signal(signal.SIGTERM, end)
 
 
 def _end_at_once(number: int, _frame: object) -> None:
     if number == signal.SIGINT:
         os.write(2, b"plancompiler: interrupted before it had started anything.\n")
     os._exit(128 + number)
-
-
-def _exit(number: int, _frame: object) -> None:
-    sys.exit(128 + number)

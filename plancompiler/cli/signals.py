@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from plancompiler.cli.interrupts import end, interrupt
 
 
 class StopRequest:
@@ -18,10 +20,12 @@ class StopRequest:
         self.exit_code = 0
 
     def ask(self, exit_code: int) -> None:
-        """Ask to stop; the first reason counts."""
-        if not self.event.is_set():
+        """Ask to stop; the first reason counts. Handlers of signals may call it."""
+        if not self.exit_code:
             self.exit_code = exit_code
-            self.event.set()
+            # To set it takes its lock, and a handler runs in a thread that may hold that one: it
+            # is the thread that waits for the event.
+            _thread.start_new_thread(self.event.set, ())
 
 
 @contextmanager
@@ -34,9 +38,9 @@ def stop_on_signals() -> Iterator[StopRequest]:
         yield request
         return
 
-    def stop(number: int, _frame: FrameType | None) -> None:
-        if request.event.is_set():
-            raise KeyboardInterrupt
+    def stop(number: int, frame: FrameType | None) -> None:
+        if request.exit_code:
+            interrupt(number, frame)
         request.ask(128 + number)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -54,12 +58,12 @@ def stop_after_saving(tell: Callable[[int], None] = lambda _: None) -> Iterator[
     """
     request = StopRequest()
 
-    def stop(number: int, _frame: FrameType | None) -> None:
-        if not request.event.is_set():
+    def stop(number: int, frame: FrameType | None) -> None:
+        if not request.exit_code:
             request.ask(128 + number)
             tell(number)
         elif number == signal.SIGTERM:
-            sys.exit(128 + number)
+            end(number, frame)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGUSR1)}
     try:

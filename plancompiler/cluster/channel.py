@@ -8,6 +8,7 @@ import secrets
 import socket
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,6 +18,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from plancompiler.cluster.address import is_loopback, split_address
+from plancompiler.cluster.call_apart import call_apart
 from plancompiler.cluster.codec import decode, encode
 from plancompiler.cluster.tls_trouble import tls_trouble
 from plancompiler.cluster.token import NONCE_BYTES, Credential, find_credential
@@ -45,6 +47,7 @@ SILENCE_SECONDS = time_limits.SILENCE
 TRANSFER_SERVICE = "plancompiler.proto.Transfer"
 FETCH_METHOD = "Fetch"
 """Called without generated code, so that chunks stay serialised."""
+_CLOSE_SECONDS = time_limits.CHANNEL_END
 SESSION_KEY = "plancompiler-session-bin"
 """The metadata with which a call shows its session."""
 _CODES: dict[type[PlanCompilerError], grpc.StatusCode] = {
@@ -303,8 +306,11 @@ class SessionChannel(Closing, grpc.Channel):
         self.plain.unsubscribe(callback)
 
     def close(self) -> None:
-        """See `grpc.Channel`."""
-        self.plain.close()
+        """See `grpc.Channel`. Where Ctrl-C left a call's lock taken, gRPC would wait for it for
+        ever; that call is left to the end of the process.
+        """
+        with suppress(TimeoutError):
+            call_apart(self.plain.close, _CLOSE_SECONDS)
 
 
 class _SessionCall:

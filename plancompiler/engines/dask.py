@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from plancompiler.cluster.call_apart import call_apart
 from plancompiler.engines.agent_host import run_agent
 from plancompiler.engines.hosted import Engine, working_folder
 from plancompiler.errors import EngineError, UsageError
@@ -76,7 +77,9 @@ class Dask(Engine):
             )
 
     def _workers(self) -> Sequence[str]:
-        return list(self._client.scheduler_info(n_workers=-1)["workers"])
+        # Not by `scheduler_info`: what it returns may be the answer to the client's own regular
+        # request for totals, in which no worker is named.
+        return list(call_apart(self._client.nthreads))
 
     def ended(self) -> str | None:
         return next(iter(self.lost().values()), None)

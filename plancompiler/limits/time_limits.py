@@ -133,6 +133,8 @@ GOODBYE = 5.0
 """How long a rank's last frames may take to reach other hosts."""
 FAILED_GOODBYE = 1.0
 """GOODBYE after an error, counted from that error on, and where all others have said it before."""
+CHANNEL_END = 2.0
+"""The end of a client's connection to its master."""
 LINGER = 1.0
 """How long a rank that is done listens for the goodbyes of others."""
 THREAD_END = 5.0

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
+from plancompiler.cluster.call_apart import call_apart
 from plancompiler.cluster.messages import JobPhase, JobRequest
 from plancompiler.master.events import Limits
 from plancompiler.master.server import MasterServer
 from plancompiler.running.client import Client
 from tests.cluster.conftest import eventually
 from tests.examples import mlp
+
+WAIT = 60
 
 
 class InterruptedStub:
@@ -62,3 +66,14 @@ def test_an_open_job_whose_client_never_listened_ends() -> None:
         with client._submitted(mlp(ranks=1), JobRequest(0, open=True)) as job_id:
             pass
         eventually(lambda: client.job(job_id).status().phase is JobPhase.CANCELLED)
+
+
+def test_a_lock_that_was_left_taken_does_not_hold_a_client() -> None:
+    """Ctrl-C can leave the lock of a call taken; gRPC waits for it when it closes a channel."""
+    requests: SimpleQueue[None] = SimpleQueue()
+    with MasterServer(ranks=1) as server:
+        client = Client(server.address)
+        call = client._stub.Step(iter(requests.get, None))
+        with call._state.condition:
+            call_apart(client.close, WAIT)
+        requests.put(None)
