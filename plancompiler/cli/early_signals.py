@@ -1,11 +1,13 @@
-"""Ctrl-C and SIGTERM for the program until a command starts something that must be stopped."""
+"""Ctrl-C and SIGTERM for the program while there is nothing that must be stopped: until a command
+starts something, and once it has ended.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 
-from plancompiler.cli.interrupts import end, interrupt
+from plancompiler.cli.interrupts import end, interrupt, raise_once
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 """As shells have it; 128 + SIGTERM likewise."""
@@ -31,9 +33,24 @@ def raise_on_signals() -> None:
         signal.signal(signal.SIGINT, interrupt)
     if signal.getsignal(signal.SIGTERM) is _end_at_once:
         signal.signal(signal.SIGTERM, end)
+        raise_once()
+
+
+def end_silently_on_signals() -> None:
+    """From now on they end the process again: the command has stopped what it had started, and an
+    exception would be printed. Does nothing where `raise_on_signals` did nothing.
+    """
+    if signal.getsignal(signal.SIGINT) is interrupt:
+        signal.signal(signal.SIGINT, _end_silently)
+    if signal.getsignal(signal.SIGTERM) is end:
+        signal.signal(signal.SIGTERM, _end_silently)
 
 
 def _end_at_once(number: int, _frame: object) -> None:
     if number == signal.SIGINT:
         os.write(2, b"plancompiler: interrupted before it had started anything.\n")
+    os._exit(128 + number)
+
+
+def _end_silently(number: int, _frame: object) -> None:
     os._exit(128 + number)

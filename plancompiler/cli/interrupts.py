@@ -1,4 +1,4 @@
-"""Exceptions of signals, raised where they leave no lock behind."""
+"""Exceptions of signals, raised where they leave no lock behind and nothing half closed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import threading
 import time
 from types import FrameType, FunctionType
 
+from plancompiler.limits import time_limits
+
 _AGAIN_SECONDS = 0.001
+_LOOK_SECONDS = 0.01
 _METHODS = {
     method.__code__
     for method in vars(threading.Condition).values()
@@ -17,17 +20,40 @@ _METHODS = {
 }
 _WAIT = threading.Condition.wait.__code__
 _WAIT_FOR = threading.Condition.wait_for.__code__
+_CLOSING = frozenset({"__exit__", "close"})
+"""The names of functions that end what was started."""
+_PATIENCE = time_limits.PATIENCE
+
+
+class _Ending:
+    """How the process ends by signals."""
+
+    def __init__(self, is_program: bool = False) -> None:
+        self.is_program = is_program
+        """Whether it is the program, which does nothing more but end after the first exception."""
+        self.since: float | None = None
+        """When it was told to end, if it has not done so yet."""
+
+
+_ending = _Ending()
+
+
+def raise_once() -> None:
+    """This process is the program: from now on it ends by the first exception of a signal, and
+    signals after it do not cut short what that one stops.
+    """
+    _ending.is_program = True
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """A handler of signals: raise KeyboardInterrupt. See `has_lock_at_risk`."""
-    if not _comes_again(number, frame):
+    """A handler of signals: raise KeyboardInterrupt, now, or once that does no harm."""
+    if _is_time(number, frame):
         raise KeyboardInterrupt
 
 
 def end(number: int, frame: FrameType | None) -> None:
-    """A handler of signals: exit, with the code that shells give to the signal."""
-    if not _comes_again(number, frame):
+    """A handler of signals: exit like `interrupt`, with the code that shells give to the signal."""
+    if _is_time(number, frame):
         sys.exit(128 + number)
 
 
@@ -47,15 +73,47 @@ def has_lock_at_risk(frame: FrameType | None) -> bool:
     return frame.f_code in _METHODS
 
 
-def _comes_again(number: int, frame: FrameType | None) -> bool:
-    """Where a lock is at risk, send the signal once more, in a moment; whether that is so."""
-    if not has_lock_at_risk(frame):
+def is_closing(frame: FrameType | None) -> bool:
+    """Whether something is being closed here: an exception would leave the rest of it as it is,
+    such as ranks that still run, and threads for which Python waits for ever at its end.
+    """
+    while frame is not None:
+        if frame.f_code.co_name in _CLOSING:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_time(number: int, frame: FrameType | None) -> bool:
+    """Whether to raise now. Else the signal comes once more, unless the process ends already."""
+    now = time.monotonic()
+    if _ending.since is not None:
+        # A launcher passes on what the terminal has sent already, and users press twice.
+        if now - _ending.since > _PATIENCE:
+            os.write(2, b"plancompiler: ended at once; what it had started ends by itself.\n")
+            os._exit(128 + number)
         return False
     # Not by a `threading.Thread`: to start one takes a lock that the main thread may hold here.
-    _thread.start_new_thread(_send_again, (number,))
+    if has_lock_at_risk(frame):
+        _thread.start_new_thread(_send_again, (number,))
+        return False
+    if is_closing(frame):
+        _ending.since = now
+        _thread.start_new_thread(_send_when_closed, (number,))
+        return False
+    if _ending.is_program:
+        _ending.since = now
     return True
 
 
 def _send_again(number: int) -> None:
     time.sleep(_AGAIN_SECONDS)
+    os.kill(os.getpid(), number)
+
+
+def _send_when_closed(number: int) -> None:
+    main = threading.main_thread().ident
+    while is_closing(sys._current_frames().get(main or 0)):  # noqa: SLF001  # the only way
+        time.sleep(_LOOK_SECONDS)  # nothing tells of the end of a function
+    _ending.since = None
     os.kill(os.getpid(), number)

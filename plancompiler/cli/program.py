@@ -14,7 +14,11 @@ from typing import Any, cast
 
 import click
 
-from plancompiler.cli.early_signals import EXIT_INTERRUPTED, raise_on_signals
+from plancompiler.cli.early_signals import (
+    EXIT_INTERRUPTED,
+    end_silently_on_signals,
+    raise_on_signals,
+)
 from plancompiler.cli.output import configure_logging, end_results, print_note
 from plancompiler.errors import PlanCompilerError
 from plancompiler.lower.collector import collector_paused
@@ -88,15 +92,18 @@ class CommandLine(click.Group):
         if not standalone_mode:
             return super().main(args, prog_name, standalone_mode=False, **extra)
         try:
-            result = super().main(args, prog_name, standalone_mode=False, **extra)
-            end_results()
+            try:
+                result = super().main(args, prog_name, standalone_mode=False, **extra)
+                end_results()
+            finally:
+                end_silently_on_signals()
         except PlanCompilerError as error:
             _explain(error, str(error))
             sys.exit(error.exit_code)
         except click.ClickException as error:
             error.show()
             sys.exit(error.exit_code)
-        except click.Abort:
+        except (click.Abort, KeyboardInterrupt):
             print_note("plancompiler: interrupted; everything it started has been stopped.")
             sys.exit(EXIT_INTERRUPTED)
         except Exception as error:

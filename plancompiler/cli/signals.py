@@ -31,7 +31,7 @@ class StopRequest:
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
     """Within the block, the first SIGINT or SIGTERM asks for a graceful stop and a second one
-    interrupts. Python lets only the main thread handle signals; elsewhere nothing does.
+    interrupts, or exits. Python lets only the main thread handle signals; elsewhere nothing does.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
@@ -40,7 +40,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         if request.exit_code:
-            interrupt(number, frame)
+            (interrupt if number == signal.SIGINT else end)(number, frame)
         request.ask(128 + number)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -8,6 +8,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from plancompiler.engines.agent import COMMAND, Order
@@ -120,12 +121,15 @@ class HostedLauncher:
                 self._started[rank].has_ended(None, how)
 
     def close(self, error: str | None = None, *, again: bool = False) -> None:
-        if self._server is not None:
-            self._server.let_go(error, again=again)
-            if not again:
-                self._server.close()
-                self._server = None
-        self._engine.end()
+        # Each part also where Ctrl-C cuts short the one before it.
+        with ExitStack() as parts:
+            parts.callback(self._engine.end)
+            if self._server is not None:
+                if not again:
+                    parts.callback(self._server.close)
+                self._server.let_go(error, again=again)
+        if not again:
+            self._server = None
         self._started = ()
 
     def _await_agents(

@@ -104,7 +104,8 @@ class AgentServer:
         self._watch = StoppedProcesses()
         self._is_closed = threading.Event()
         self._places = threading.BoundedSemaphore(_STRANGERS)
-        self._thread = threading.Thread(target=self._accept, name="agents")
+        # A daemon: where Ctrl-C keeps it from being closed, Python would wait for it for ever.
+        self._thread = threading.Thread(target=self._accept, name="agents", daemon=True)
         self._thread.start()
 
     def close(self) -> None:

@@ -74,7 +74,6 @@ class Attempt:
 
     def run(self, signals: Signals, *, may_restart: bool = False) -> bool:
         """Start all ranks, and return when none is left; whether they shall be started again."""
-        again = False
         raised: BaseException | None = None
         try:
             self.started = self._launcher.start(self._program, self._ranks, self._say, signals.stop)
@@ -83,11 +82,19 @@ class Attempt:
             raised = error
             raise
         finally:
+            again = self.close(raised, may_restart=may_restart and not signals.stop.is_set())
+        return again
+
+    def close(self, raised: BaseException | None, *, may_restart: bool) -> bool:
+        """End all ranks, after what was raised; whether they shall be started again."""
+        again, why = False, None if raised is None else _reason(raised)
+        try:
             end_ranks(self.started, GRACE_SECONDS)
-            failure = raised or self.error()
-            failed = raised is None and failure is not None
-            again = may_restart and failed and not signals.stop.is_set()
-            why = None if failure is None else str(failure) or type(failure).__name__
+            failure = self.error()
+            again = may_restart and raised is None and failure is not None
+            if raised is None and failure is not None:
+                why = _reason(failure)
+        finally:
             self._launcher.close(why, again=again)
         return again
 
@@ -170,6 +177,10 @@ class Attempt:
             expected="exit code 0 of all ranks",
             hint=_hint(first),
         )
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) or type(error).__name__
 
 
 def _hint(failed: StartedRank) -> str:

@@ -112,6 +112,8 @@ START = 120.0
 """How long worker processes of `pc.run` may take to start and register."""
 GRACE = 3.0
 """How long ranks of `launch` have to end by themselves after a failure, and after SIGTERM."""
+PATIENCE = 3.0
+"""How long after Ctrl-C or SIGTERM the next ones do nothing; later ones end the program at once."""
 WORKER_STOP = 5.0
 """How long a worker process has to end after it was asked to; then it is killed."""
 WORKER_LEAVE = 60.0

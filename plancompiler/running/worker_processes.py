@@ -147,8 +147,10 @@ class WorkerProcesses:
 
     def close(self) -> None:
         """Stop all workers and wait until they have ended."""
-        end_ranks(self.started, time_limits.WORKER_STOP)
-        self._launcher.close(self._failure)
+        try:
+            end_ranks(self.started, time_limits.WORKER_STOP)
+        finally:
+            self._launcher.close(self._failure)
 
 
 def _exposure(address: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import random
 import signal
 import threading
@@ -13,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 
+from plancompiler.cli import interrupts
 from plancompiler.cli.interrupts import end, interrupt
 from plancompiler.cli.signals import stop_on_signals
 
@@ -69,3 +71,53 @@ def test_who_waits_for_a_stop_may_hold_its_lock() -> None:
         assert stop.exit_code == 128 + signal.SIGTERM
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+        with pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
+            signal.raise_signal(signal.SIGTERM)
+
+
+class Closed:
+    """Something whose end is interrupted, several times."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Takes some time after the signals."""
+        for _ in range(3):
+            signal.raise_signal(signal.SIGALRM)
+            threading.Event().wait(0.02)
+        self.is_closed = True
+
+
+@pytest.mark.parametrize(("handler", "raised"), [(interrupt, KeyboardInterrupt), (end, SystemExit)])
+def test_what_is_being_closed_is_closed_before(handler: Any, raised: type[BaseException]) -> None:
+    closed = Closed()
+    with handled(handler), pytest.raises(raised):  # noqa: PT012  # it comes after the first line
+        with closed:
+            pass
+        assert closed.is_closed
+        threading.Event().wait(WAIT)
+    assert interrupts._ending.since is None
+
+
+def test_the_program_ends_by_one_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signals that come soon after it do nothing, and later ones end the process."""
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(interrupts, "_ending", interrupts._Ending(is_program=True))
+    with handled(interrupt):
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGALRM)
+        signal.raise_signal(signal.SIGALRM)
+        with Closed():
+            pass
+        assert not codes
+        monkeypatch.setattr(interrupts, "_PATIENCE", 0.0)
+        signal.raise_signal(signal.SIGALRM)
+    assert codes == [128 + signal.SIGALRM]

@@ -127,6 +127,25 @@ def test_the_command_ends(
     assert started.returncode == (130 if number == signal.SIGINT else -9)
 
 
+@pytest.mark.parametrize("engine", both(*HERE, *OTHERS))
+def test_a_second_ctrl_c_cuts_nothing_short(engine: Engine, interruptible: None) -> None:
+    """It comes while the command ends its ranks."""
+    started = engine().start("run", *TWO, "--steps", 1_000_000)
+    try:
+        await_steps(started, 1)
+        for _ in range(2):
+            os.killpg(started.pid, signal.SIGINT)
+            time.sleep(0.05)
+        _, errors = started.communicate(timeout=WAIT)
+        await_end(our_processes())
+    finally:
+        started.kill()
+        started.communicate()
+    # By the signal itself where Python has given up its handlers, in its last moments.
+    assert started.returncode in (130, -signal.SIGINT), errors
+    assert "Traceback" not in errors
+
+
 def saves() -> list[object]:
     """Engines and signals: all engines with SIGUSR1, which some of them treat as their own."""
     parameters = both(*HERE, *OTHERS)
