@@ -1,4 +1,4 @@
-"""Exceptions of signals, raised where they leave no lock behind and nothing half closed."""
+"""Exceptions of signals, raised where they leave no lock taken, no call and no end half done."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ _METHODS = {
 }
 _WAIT = threading.Condition.wait.__code__
 _WAIT_FOR = threading.Condition.wait_for.__code__
+_GRPC = os.path.join("grpc", "_channel.py")  # noqa: PTH118  # pathlib takes long to load
+_BLOCKING = "_blocking"
+"""The function of gRPC that waits for the answer of a call, elsewhere than in a condition."""
 _CLOSING = frozenset({"__exit__", "close"})
 """The names of functions that end what was started."""
 _PATIENCE = time_limits.PATIENCE
@@ -73,6 +76,21 @@ def has_lock_at_risk(frame: FrameType | None) -> bool:
     return frame.f_code in _METHODS
 
 
+def is_in_call(frame: FrameType | None) -> bool:
+    """Whether gRPC is between two steps of a call here, other than to wait for the next one.
+
+    What it has noted may not have begun then, or what has begun may not be noted. Its thread waits
+    for the former until the channel is closed, and fails by that, with a traceback.
+    """
+    if frame is None or frame.f_code in (_WAIT, _WAIT_FOR) or frame.f_code.co_name == _BLOCKING:
+        return False
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(_GRPC):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def is_closing(frame: FrameType | None) -> bool:
     """Whether something is being closed here: an exception would leave the rest of it as it is,
     such as ranks that still run, and threads for which Python waits for ever at its end.
@@ -94,7 +112,7 @@ def _is_time(number: int, frame: FrameType | None) -> bool:
             os._exit(128 + number)
         return False
     # Not by a `threading.Thread`: to start one takes a lock that the main thread may hold here.
-    if has_lock_at_risk(frame):
+    if has_lock_at_risk(frame) or is_in_call(frame):
         _thread.start_new_thread(_send_again, (number,))
         return False
     if is_closing(frame):
