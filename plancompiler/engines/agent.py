@@ -229,6 +229,8 @@ def main() -> int:
         return 1
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: agent.leave())
+    # The ranks have what this process blocks, and it may have been started where that is blocked.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     # The launcher sends it to those that are meant; engines send it to everything of theirs.
     signal.signal(signal.SIGUSR1, lambda *_: None)
     if "--with-stdin" in sys.argv:

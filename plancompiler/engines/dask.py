@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from multiprocessing import resource_tracker
 from typing import Any
 
 from plancompiler.cluster.call_apart import call_apart
@@ -43,13 +46,7 @@ class Dask(Engine):
     ) -> None:
         address = os.environ.get(ADDRESS)
         if not address:
-            self._cluster = self._distributed.LocalCluster(
-                n_workers=ranks,
-                threads_per_worker=1,
-                host="127.0.0.1",
-                dashboard_address=None,
-                silence_logs=logging.CRITICAL,
-            )
+            self._cluster = call_apart(partial(self._open_cluster, ranks))
         try:
             self._client = self._distributed.Client(self._cluster or address)
         except OSError as error:
@@ -75,6 +72,20 @@ class Dask(Engine):
                 pure=False,
                 retries=0,
             )
+
+    def _open_cluster(self, ranks: int) -> Any:
+        # Ctrl-C at a terminal is for all processes there; those of Dask would end by it, each with
+        # a traceback. They block what the thread blocks that starts them; multiprocessing, where it
+        # starts its tracker there, would allow it again.
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        return self._distributed.LocalCluster(
+            n_workers=ranks,
+            threads_per_worker=1,
+            host="127.0.0.1",
+            dashboard_address=None,
+            silence_logs=logging.CRITICAL,
+        )
 
     def _workers(self) -> Sequence[str]:
         # Not by `scheduler_info`: what it returns may be the answer to the client's own regular

@@ -23,6 +23,7 @@ from tests.engines.installed import (
     local,
     mpich,
     our_processes,
+    python_of,
 )
 from tests.engines.jobs import MLP, STEPS, await_steps, losses_of, worker_of
 
@@ -143,6 +144,22 @@ def test_a_second_ctrl_c_cuts_nothing_short(engine: Engine, interruptible: None)
         started.communicate()
     # By the signal itself where Python has given up its handlers, in its last moments.
     assert started.returncode in (130, -signal.SIGINT), errors
+    assert "Traceback" not in errors
+
+
+def test_ctrl_c_is_not_for_a_cluster_of_the_runs_own(interruptible: None, tmp_path: Path) -> None:
+    """At a terminal the processes of Dask's, which this run has started, are sent it too."""
+    engine = Installed("dask", "dask", python_of("dask"), {"TMPDIR": str(tmp_path)})
+    started = engine.start("run", *TWO, "--steps", 1_000_000)
+    try:
+        await_steps(started, 1)
+        os.killpg(started.pid, signal.SIGINT)
+        _, errors = started.communicate(timeout=WAIT)
+        await_end(our_processes())
+    finally:
+        started.kill()
+        started.communicate()
+    assert started.returncode == 130
     assert "Traceback" not in errors
 
 
