@@ -26,6 +26,9 @@ OPTIONS: dict[str, bool | int | float | str] = {
 MOST_MIXED = 80_000
 """Columns of a program with a limit of memory up to which the mixed-integer program is tried first:
 beyond, it takes minutes."""
+FEW_COLUMNS = 10_000
+"""Of a mixed-integer program, up to which looking for columns of no use takes more than it saves:
+prices have left them out."""
 DEARER = 1e-3
 """By how much a price of memory is raised, so that what is least by it fits."""
 
@@ -42,8 +45,10 @@ class Solution:
     """What the linear program would save by as much memory again as there is, in seconds."""
 
 
-def solve(program: LinearProgram) -> Solution:
-    """The least solution: of the linear program, and where that is not whole, of the mixed one."""
+def solve(program: LinearProgram, wanted: float = np.inf) -> Solution:
+    """The least solution: of the linear program, and where that is not whole, of the mixed one. If
+    there is none below what is `wanted`, in seconds, any other may be returned, with that bound.
+    """
     highspy, solver = _solver()
     scale = _scale(program)
     model = _model(highspy, program, scale)
@@ -68,10 +73,16 @@ def solve(program: LinearProgram) -> Solution:
     flows = len(program.costs) - program.choices
     model.integrality_ = [kinds.kInteger] * program.choices + [kinds.kContinuous] * flows
     solver.passModel(model)
+    if len(program.costs) <= FEW_COLUMNS:
+        solver.setOptionValue("presolve", "off")
+    if program.memory_row is not None:
+        solver.setOptionValue("objective_bound", wanted * scale)
     solver.run()
     bound = solver.getInfo().mip_dual_bound / scale
     if solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
         bound = np.inf
+    # What is not wanted the solver leaves out, and its bound does not count it.
+    bound = min(bound, wanted)
     if solver.getInfo().primal_solution_status != FEASIBLE:
         return Solution(None, bound)
     return Solution(np.array(solver.getSolution().col_value), bound, memory_price)

@@ -39,12 +39,22 @@ MANY = 1000
 """Candidates up to which the best layouts are searched for, whatever the gap."""
 MOST_COLUMNS = 60_000
 """Of a linear program that is solved although the gap is good enough."""
+HALVINGS = 4
+"""Of what layouts may cost above the bound, to look at fewer of them first."""
+EASILY_LIMITED = 10_000
+"""Of one with a limit of memory that takes seconds: what costs little more than the bound is looked
+at first, so that better layouts leave less to look at."""
 MOST_LIMITED = 20_000
 """Of one with a limit of memory, which takes minutes beyond that, once layouts are known."""
 PRICES = 24
 """Of memory that are tried, at most."""
+SETTLED_FACTOR, SETTLED_SWEEPS = 1.1, 12
+"""From one price of memory to the next, and sweeps at each, once prices of layouts have settled."""
 FEW_OPS = 300
-"""Ops up to which the search goes on until the gap is `CLOSE`: that takes next to no time."""
+"""Ops up to which the search goes on until the gap is `CLOSE`: that takes next to no time, unless
+memory has a limit and there are many candidates."""
+NEARLY_ALL = 0.75
+"""Of the ops that many classes are not worth a search of their own."""
 MOST_OPS = 2000
 """Ops up to which each is decided about by itself where few rounds leave a gap."""
 
@@ -109,12 +119,14 @@ def search_layouts(
     """
     begin = time.perf_counter()
     first, *finer = ROUNDS
-    tries = [first, None] if len(job.ops) <= MOST_OPS else [first, *finer]
+    tries: list[int | None] = [first, None] if len(job.ops) <= MOST_OPS else [first, *finer]
     best: LayoutSearch | None = None
+    tied = tied or tie_ops(job, first)
+    if len(job.ops) <= MOST_OPS and len(tied.classes) > NEARLY_ALL * len(job.ops):
+        tries = [None]  # hardly less to decide about than each op by itself
     for rounds in tries:
-        known = tied if rounds == first else None
         problem = layout_problem(
-            known or tie_ops(job, rounds),
+            tied if rounds == first else tie_ops(job, rounds),
             without=without,
             split_parameters=split_parameters,
             whole=whole,
@@ -122,7 +134,7 @@ def search_layouts(
         result = _search(problem, memory_bytes, begin)
         if result is not None and (best is None or result.gap < best.gap):
             best = replace(result, split_parameters=split_parameters, whole=whole)
-        few = len(job.ops) <= FEW_OPS
+        few = len(job.ops) <= FEW_OPS and (memory_bytes is None or not _has_many(problem))
         if best is not None and (best.gap <= (CLOSE if few else GAP) or not (certify or few)):
             break
     if best is None:
@@ -173,13 +185,17 @@ def _search(
     best: tuple[float, list[int]] | None = None
     solved = 0.0  # what the solver knows of layouts that classes have in common
     count = FEW_CANDIDATES * len(problem.candidates)
-    many = sum(len(each.signatures) for each in problem.candidates) > MANY
+    many = _has_many(problem)
     close = CLOSE if many else 0.0
     # With a limit the program is hard to solve: what is nearly as good is not looked for.
     enough = 0.9 * GAP if many and memory_bytes is not None else 0.0
     refused = 0.0  # margin above the bound within which nothing is legal
     alone = len(tied.classes) == len(tied.job.ops)  # each op is decided about by itself
+    near_ones = True  # whether layouts a little above the bound may be better than the best known
+    is_settled = False  # whether the price of memory was searched again
     while True:
+        if best is not None and not is_settled:
+            is_settled = _price_memory_again(ascent, memory_bytes, (1 - GAP) * best[0])
         most = affordable(ascent, count)
         if best is None and refused:
             # Many candidates may be as cheap as the best ones: all of them at once would be too
@@ -191,8 +207,13 @@ def _search(
             most = min(most, more) if more < _bound(ascent, memory_bytes) else np.inf
         if best is not None:
             most = min(most, max(0.0, (1 - enough) * best[0] - _bound(ascent, memory_bytes)))
-        left_out = _bound(ascent, memory_bytes) + most  # what is not looked at costs more
         narrowed = narrowed_problem(ascent, most)
+        less = None
+        if best is not None and memory_bytes is not None and near_ones:
+            less = _less(ascent, most, column_count(narrowed))
+        if less is not None:
+            most, narrowed = less, narrowed_problem(ascent, less)
+        left_out = _bound(ascent, memory_bytes) + most  # what is not looked at costs more
         if best is not None:
             near = best[0] - _bound(ascent, memory_bytes) <= GAP * best[0]
             limited = memory_bytes is not None
@@ -200,14 +221,17 @@ def _search(
                 MOST_LIMITED if limited else MOST_COLUMNS if near else np.inf
             ):
                 break
-        places, bound = _least(ascent, narrowed, memory_bytes)
+        wanted = np.inf if best is None else (1 - enough) * best[0]
+        places, bound = _least(ascent, narrowed, memory_bytes, wanted)
         solved = max(solved, min(left_out, bound))
+        before = best
         if places is None:
             refused = max(refused, most)
         else:
             cost = _tied_seconds(problem, places)
             if best is None or cost < best[0]:
                 best = cost, places
+        near_ones = less is None or best is not before
         bound = _bound(ascent, memory_bytes)
         if most == np.inf or (
             best and (1 - enough) * best[0] <= max(left_out, solved, bound + close * best[0])
@@ -215,13 +239,16 @@ def _search(
             break
         if best is not None and memory_bytes is not None and count > MANY and not alone:
             break  # it is memory that leaves a gap, as a class is split as a whole
-        count *= 4
+        if less is None:
+            count *= 4
     if best is None:
         return None
     held = sum(
         float(each.held_bytes[place]) * len(members)
         for each, place, members in zip(problem.candidates, best[1], tied.classes, strict=True)
     )
+    if not is_settled:
+        _price_memory_again(ascent, memory_bytes, (1 - GAP) * best[0])
     bound = lower_bound(problem, ascent.prices, ascent.memory_price, memory_bytes)
     if alone:
         bound = max(bound, solved)
@@ -246,13 +273,14 @@ def _search(
 
 
 def _least(
-    ascent: PriceAscent, problem: LayoutProblem, memory_bytes: float | None
+    ascent: PriceAscent, problem: LayoutProblem, memory_bytes: float | None, wanted: float
 ) -> tuple[list[int] | None, float]:
     """The candidates, by class, of the best layouts in a narrowed problem, None where none are
-    known; and what any cost at least.
+    known; and what any cost at least. Of layouts that cost more than is `wanted` it need not find
+    the best.
     """
     program = linear_program(problem, memory_bytes)
-    solution = solve(program)
+    solution = solve(program, wanted)
     if solution.columns is None:
         return None, solution.bound
     if memory_bytes is not None:
@@ -268,6 +296,19 @@ def _least(
         chosen = int(np.argmax(solution.columns[first : first + len(candidates.signatures)]))
         places.append(each.signatures.index(candidates.signatures[chosen]))
     return places, solution.bound
+
+
+def _less(ascent: PriceAscent, most: float, columns: int) -> float | None:
+    """Less than so many seconds above the bound, where the program is large and that makes it
+    easy.
+    """
+    for _ in range(HALVINGS):
+        if columns <= EASILY_LIMITED:
+            return None
+        most /= 2
+        if _columns(ascent, most) <= EASILY_LIMITED:
+            return most
+    return None
 
 
 def _columns(ascent: PriceAscent, most: float) -> int:
@@ -287,6 +328,10 @@ def _signatures(problem: LayoutProblem, places: Sequence[int]) -> tuple[NdSignat
     )
 
 
+def _has_many(problem: LayoutProblem) -> bool:
+    return sum(len(each.signatures) for each in problem.candidates) > MANY
+
+
 def _bound(ascent: PriceAscent, memory_bytes: float | None) -> float:
     return ascent.bound() - (0.0 if memory_bytes is None else ascent.memory_price * memory_bytes)
 
@@ -300,28 +345,55 @@ def least_bytes(problem: LayoutProblem) -> float:
 
 
 def _price_memory(ascent: PriceAscent, memory_bytes: float) -> None:
-    """About the price of memory that proves most.
+    """About the price of memory that proves most."""
+    free = _Tried(0.0, _bound(ascent, memory_bytes), ascent.held_bytes() - memory_bytes)
+    if free.slope > 0:
+        price = 1e-6 * ascent.bound() / memory_bytes
+        _search_price(ascent, memory_bytes, free, price, 4.0, PATIENCE)
+
+
+def _price_memory_again(ascent: PriceAscent, memory_bytes: float | None, wanted: float) -> bool:
+    """More nearly the price of memory that proves most, if less is proved than is wanted; whether
+    it was searched. While prices of layouts have not settled, a price too high may seem too low;
+    now they are near those that prove most.
+    """
+    if memory_bytes is None or not ascent.memory_price or _bound(ascent, memory_bytes) >= wanted:
+        return False
+    price = ascent.memory_price
+    _search_price(ascent, memory_bytes, None, price, SETTLED_FACTOR, SETTLED_SWEEPS)
+    return True
+
+
+def _search_price(
+    ascent: PriceAscent,
+    memory_bytes: float,
+    low: _Tried | None,
+    price: float,
+    factor: float,
+    sweeps: int,
+) -> None:
+    """Set the price of memory that proves most of those that are tried, beginning with `price`;
+    `low` is one that is too low. By `factor` it goes to the side on which nothing was tried.
 
     The bound is concave in it, and what the cheapest choices hold says how it goes on to both
     sides: where the lines of a price too low and one too high meet is the next one to try (J.
     Kelley, 1960). There the choices of both sides cost the same, so that few of those that are
     little dearer are needed to hold as much as there is.
     """
-    low = _Tried(0.0, _bound(ascent, memory_bytes), ascent.held_bytes() - memory_bytes)
-    if low.slope <= 0:
-        return
     high: _Tried | None = None
-    price = 1e-6 * ascent.bound() / memory_bytes
     for _ in range(PRICES):
         ascent.set_memory_price(price)
-        ascent.climb(PATIENCE)
+        ascent.climb(sweeps)
         tried = _Tried(price, _bound(ascent, memory_bytes), ascent.held_bytes() - memory_bytes)
         if tried.slope > 0:
             low = tried
         else:
             high = tried
         if high is None:
-            price *= 4
+            price *= factor
+            continue
+        if low is None:
+            price /= factor
             continue
         if high.price - low.price < 0.01 * high.price:
             break
@@ -332,7 +404,7 @@ def _price_memory(ascent: PriceAscent, memory_bytes: float) -> None:
             # Prices of layouts that have not settled may say that it is outside.
             if low.price < met < high.price:
                 price = met
-    best = low if high is None or low.bound > high.bound else high
+    best = max((each for each in (low, high) if each is not None), key=lambda each: each.bound)
     _set_price(ascent, best.price)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
@@ -76,4 +77,6 @@ def test_a_lock_that_was_left_taken_does_not_hold_a_client() -> None:
         call = client._stub.Step(iter(requests.get, None))
         with call._state.condition:
             call_apart(client.close, WAIT)
+            (closing,) = (each for each in threading.enumerate() if each.name == "apart")
         requests.put(None)
+        closing.join(WAIT)

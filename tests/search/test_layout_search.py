@@ -28,6 +28,7 @@ from plancompiler.search.layout_search import (
 )
 from plancompiler.search.linear_program import layout_problem, linear_program
 from plancompiler.search.mesh_search import collectives, collectives_per_block
+from plancompiler.search.price_ascent import PriceAscent
 from plancompiler.search.tied_ops import tie_ops
 from plancompiler.search.whole_choices import least_of_whole_choices
 from tests.search.least_cost import combinations_of, least_by_elimination, least_of_all
@@ -171,9 +172,9 @@ def test_many_candidates_that_are_as_cheap_do_not_make_a_large_program(monkeypat
         pc.output("loss", loss)
     columns = []
 
-    def recorded(program):
+    def recorded(program, wanted):
         columns.append(len(program.costs))
-        return solve(program)
+        return solve(program, wanted)
 
     monkeypatch.setattr(layout_search, "solve", recorded)
     result = searched(job)
@@ -286,6 +287,38 @@ def test_no_whole_choices_cost_less_than_rows_and_cases_prove():
         assert relaxed * (1 - 1e-9) <= proven <= best * (1 + 1e-6)
         raised.append((proven - relaxed) / (best - relaxed))
     assert max(raised) > 0.5, raised
+
+
+def test_what_is_not_wanted_is_not_proved():
+    """Beside the program that is solved to the end."""
+    job = run_passes(mlp((4,), replace(AUTO, machine="h100-sxm"), 1024))[0]
+    free = search_layouts(job)
+    problem = layout_problem(tie_ops(job, None))
+    least = least_bytes(problem)
+    program = linear_program(problem, least + 0.4 * (free.held_bytes - least))
+    best = solve(program)
+    found = solve(program, 1.001 * best.bound)
+    assert found.columns is not None
+    assert program.costs @ found.columns == pytest.approx(best.bound)
+    assert found.bound == pytest.approx(best.bound)
+    for part in (0.999, 0.9):
+        other = solve(program, part * best.bound)
+        assert other.bound <= part * best.bound
+        assert other.columns is None or program.costs @ other.columns >= best.bound * (1 - 1e-6)
+
+
+def test_a_second_search_for_the_price_of_memory_proves_more():
+    job = run_passes(transformer((4,), 2, replace(AUTO, machine="h100-sxm")))[0]
+    free = search_layouts(job)
+    problem = layout_problem(tie_ops(job, 2))
+    ascent, least = PriceAscent(problem), least_bytes(problem)
+    ascent.climb()
+    limit = least + 0.5 * (free.held_bytes - least)
+    layout_search._price_memory(ascent, limit)
+    first = layout_search._bound(ascent, limit)
+    assert layout_search._price_memory_again(ascent, limit, 1.01 * first)
+    assert not layout_search._price_memory_again(ascent, limit, first)
+    assert layout_search._bound(ascent, limit) > 1.01 * first
 
 
 def test_large_programs_with_a_limit_are_solved_at_its_price(monkeypatch):
