@@ -125,7 +125,7 @@ def _is_time(number: int, frame: FrameType | None) -> bool:
 
 
 def _send_again(number: int) -> None:
-    time.sleep(_AGAIN_SECONDS)
+    time.sleep(_AGAIN_SECONDS)  # nothing tells when the main thread has gone on
     os.kill(os.getpid(), number)
 
 

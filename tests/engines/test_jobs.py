@@ -136,7 +136,7 @@ def test_a_second_ctrl_c_cuts_nothing_short(engine: Engine, interruptible: None)
         await_steps(started, 1)
         for _ in range(2):
             os.killpg(started.pid, signal.SIGINT)
-            time.sleep(0.05)
+            time.sleep(0.05)  # as fast as one can press; both presses at once would count as one
         _, errors = started.communicate(timeout=WAIT)
         await_end(our_processes())
     finally:
